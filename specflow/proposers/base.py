@@ -1,0 +1,131 @@
+"""Contract of a proposer: it drafts tokens, may be wrong about every one, and the output does not change."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specflow.core.draft import Draft
+from specflow.core.limits import EngineLimits
+from specflow.targets.base import Taps
+
+if TYPE_CHECKING:
+    from specflow.backends.base import Backend
+    from specflow.targets.base import Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """What a proposer needs of the engine, known before any buffer is allocated."""
+
+    taps: Taps = Taps()
+    target_kv: bool = False  # reads the target's own KV pages
+    host_tokens: bool = False  # reads committed tokens on the host
+    lookahead_tokens: int = 0  # KV positions past the anchor that drafting writes to pages of its own
+    kv_bytes_per_token: int = 0  # of those pages, which share the target's block tables
+    draft_logits: bool = False  # drafts come with the logits they were sampled from
+
+
+@dataclass(frozen=True)
+class Features:
+    """Hidden states of the target pass that has just been committed, at its packed tokens."""
+
+    start: torch.Tensor  # [B] int64: first packed row of each request
+    num_valid: torch.Tensor  # [B] int64: rows that were kept: the prompt chunk, or anchor plus accepted drafts
+    positions: torch.Tensor  # [T] int64
+    hidden: dict[int, torch.Tensor]  # layer -> [T, E], see `Taps`
+    last_hidden: torch.Tensor | None  # [T, E]
+
+
+@dataclass(frozen=True)
+class HostView:
+    """The same step as host integers, for planning and for proposers that work on the host."""
+
+    request_ids: Sequence[str]
+    num_tokens: np.ndarray  # [B] int64: committed tokens, the anchor included
+    prompt_len: np.ndarray  # [B] int64
+    chunk_start: np.ndarray  # [B] int64: first position the target has just processed
+    chunk_len: np.ndarray  # [B] int64: kept positions it has just processed
+    wants_drafts: np.ndarray  # [B] bool: False while the prompt is still being processed, or at a limit
+    max_drafts: np.ndarray  # [B] int64: 0 … K, most drafts that can be used
+    token_table: np.ndarray  # [max_num_seqs+1, width] int64; read only; only with Requirements.host_tokens
+    slots: np.ndarray  # [B] int64
+
+
+@dataclass(frozen=True)
+class ProposeContext:
+    """One call of `propose`. Requests that still process their prompt are included, so that caches follow.
+
+    Device tensors unless said. Row b of every [B] field is the same request; `token_table[slots[b], :num_tokens[b]]`
+    are its committed tokens and the last of them is the anchor, which the target has not processed yet.
+    """
+
+    slots: torch.Tensor  # [B] int64
+    num_tokens: torch.Tensor  # [B] int64
+    max_drafts: torch.Tensor  # [B] int64; 0 = follow the committed tokens, draft nothing
+    token_table: torch.Tensor  # [max_num_seqs+1, width] int64
+    block_table: torch.Tensor  # [B, max_blocks] int64; own pages may use the target's block numbers
+    temperature: torch.Tensor  # [B] float32
+    seeds: torch.Tensor  # [B] int64
+    all_greedy: bool  # host knowledge: every temperature is 0
+    features: Features | None  # what `Requirements.taps` asked for
+    host: HostView
+
+
+class Proposer(ABC):
+    """A drafting method. Only `propose` must be written; model-free methods usually derive from `HostProposer`."""
+
+    name: str = "proposer"
+    num_speculative_tokens: int  # K
+
+    def load(self, target: "Target", backend: "Backend") -> None:
+        """Read the drafter's checkpoint and check it against the loaded target (vocabulary, sizes, layers)."""
+
+    def requirements(self) -> Requirements:
+        """What the engine must provide. Called after `load` and before `attach`."""
+        return Requirements()
+
+    def attach(self, target: "Target", limits: EngineLimits) -> None:
+        """Allocate buffers and pages; called once, before the first step."""
+
+    def start(self, request_id: str, slot: int, prompt: Sequence[int]) -> None:
+        """A request enters its slot (again, after a pre-emption: nothing of it is cached any more)."""
+
+    @abstractmethod
+    def propose(self, context: ProposeContext) -> Draft:
+        """Draft up to K tokens for each of the B requests."""
+
+    def finish(self, request_id: str, slot: int) -> None:
+        """A request leaves its slot: finished, aborted or pre-empted. Always paired with `start`."""
+
+    def describe(self) -> dict[str, str]:
+        """What really ran: weights, sizes, options; shown in the report."""
+        return {}
+
+
+class HostProposer(Proposer):
+    """Base of methods that look at one request's tokens on the host and return a list of ids."""
+
+    def requirements(self) -> Requirements:
+        """Committed tokens on the host, nothing else."""
+        return Requirements(host_tokens=True)
+
+    @abstractmethod
+    def draft(self, tokens: np.ndarray, max_drafts: int, request_id: str) -> Sequence[int] | np.ndarray:
+        """Ids that may follow `tokens` ([L] int64, prompt and output), at most `max_drafts`; empty for none."""
+
+    def propose(self, context: ProposeContext) -> Draft:
+        """Call `draft` once per request and pack the results."""
+        host = context.host
+        ids = np.full((len(host.slots), self.num_speculative_tokens), -1, dtype=np.int64)
+        counts = np.zeros(len(host.slots), dtype=np.int64)
+        for row in np.flatnonzero(host.wants_drafts & (host.max_drafts > 0)):
+            tokens = host.token_table[host.slots[row], : host.num_tokens[row]]
+            found = np.asarray(self.draft(tokens, int(host.max_drafts[row]), host.request_ids[row]), dtype=np.int64)
+            counts[row] = min(len(found), int(host.max_drafts[row]))
+            ids[row, : counts[row]] = found[: counts[row]]
+        device = context.slots.device
+        return Draft(torch.from_numpy(ids).to(device), torch.from_numpy(counts).to(device))

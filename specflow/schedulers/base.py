@@ -1,0 +1,78 @@
+"""Contract of a scheduler: which request runs how many tokens. Integers and lists only, no tensors."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specflow.core.limits import EngineLimits
+from specflow.core.request import Request
+
+
+@dataclass(frozen=True)
+class ScheduledRequest:
+    """One request's part of a step: `length` tokens from position `start`, the last `num_drafts` of them drafts."""
+
+    request: Request
+    start: int
+    length: int
+    num_drafts: int
+
+    @property
+    def samples(self) -> bool:
+        """True when the step reaches the request's last committed token, so that it emits at least one token."""
+        return self.start + self.length - self.num_drafts == self.request.num_tokens
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step: what runs, who was admitted to a slot and who lost it."""
+
+    scheduled: tuple[ScheduledRequest, ...]  # ordered by length, so that equal lengths are adjacent
+    admitted: tuple[Request, ...] = ()  # got a slot in this step (first time, or again after pre-emption)
+    preempted: tuple[Request, ...] = ()  # lost their blocks; their slot is already given back
+
+    @property
+    def num_tokens(self) -> int:
+        """T of the packed batch."""
+        return sum(item.length for item in self.scheduled)
+
+
+class Scheduler(ABC):
+    """Owns the queues, the token budget, the KV blocks and the request slots."""
+
+    @abstractmethod
+    def configure(self, limits: EngineLimits) -> None:
+        """Fix the sizes; called once, before the first request."""
+
+    @abstractmethod
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `PromptError` when it can never fit."""
+
+    @abstractmethod
+    def plan(self) -> StepPlan:
+        """Decide the next step. Empty `scheduled` means that nothing can run."""
+
+    @abstractmethod
+    def commit(self, item: ScheduledRequest, num_emitted: int, num_accepted: int) -> None:
+        """Account for a step's result: KV is valid for the kept positions, the rest is rolled back by length."""
+
+    @abstractmethod
+    def release(self, request: Request) -> None:
+        """Free the blocks and the slot of a request that ended or was aborted."""
+
+    @property
+    @abstractmethod
+    def has_work(self) -> bool:
+        """True while any request waits or runs."""
+
+    @abstractmethod
+    def max_drafts(self, request: Request) -> int:
+        """Drafts this request can use in its next step (context, max_tokens, budget, policy); 0 … K."""
+
+    @abstractmethod
+    def check_idle(self) -> Sequence[str]:
+        """Integrity check when nothing runs: every block and slot is free again; returns what is wrong."""
+
+    def describe(self) -> dict[str, str]:
+        """What really ran; shown in the report."""
+        return {}

@@ -1,0 +1,69 @@
+"""Contract of a target: the model whose output speculation must not change."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specflow.core.batch import PackedBatch, TargetOutput
+from specflow.core.limits import EngineLimits
+
+if TYPE_CHECKING:
+    from specflow.backends.base import Backend
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetFacts:
+    """What the rest of the engine may know of a loaded target."""
+
+    name: str
+    architecture: str
+    vocab_size: int  # V: columns of the logits
+    num_token_ids: int  # ids that the tokenizer knows; the rest of the columns is padding
+    hidden_size: int
+    num_layers: int
+    max_model_len: int  # positions the checkpoint was made for
+    eos_token_ids: tuple[int, ...]
+    dtype: torch.dtype
+    num_parameters: int
+    checkpoint_hash: str  # short hash of the weights in memory
+    kv_bytes_per_token: int  # over all layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taps:
+    """Hidden states a proposer reads after every target pass.
+
+    Layer convention, used everywhere: l is the residual stream after decoder layer l, counted from 0;
+    -1 is the embedding output. The raw stream, never the final norm.
+    """
+
+    layers: tuple[int, ...] = ()
+    last_hidden: bool = False  # states after the final norm, at every packed token
+
+
+class Target(ABC):
+    """A causal language model that runs one packed batch. Built from its options, before any weight is read."""
+
+    tokenizer: Any  # a transformers tokenizer
+    facts: TargetFacts
+
+    @abstractmethod
+    def load(self, backend: "Backend") -> None:
+        """Read the checkpoint onto the backend's device and fill `tokenizer` and `facts`.
+
+        Raises `CheckpointError` (missing, half-written, no tokenizer) or `UnsupportedModelError`.
+        """
+
+    @abstractmethod
+    def attach(self, limits: EngineLimits, taps: Taps) -> None:
+        """Allocate KV pages and buffers, register attention and taps, and prove the fit on a few tokens."""
+
+    @abstractmethod
+    def forward(self, batch: PackedBatch) -> TargetOutput:
+        """Run one packed batch, writing its keys and values to the pages."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, str]:
+        """What really ran: attention, experts, dtype, weights; shown in the report."""

@@ -1,0 +1,33 @@
+"""Contract of a task: what one run does with its composition."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specflow.plugins.component import Kind
+from specflow.tracking.events import RunFinished
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """What a task may use. Components are built on request, all options having been checked before."""
+
+    config: Mapping[str, Any]  # resolved composition, plain containers
+    output_dir: Path
+    build: Callable[[Kind], Any]  # builds the composition's component of that kind; None for an absent proposer
+    hooks: Any  # pluggy relay: hooks.specflow_step_finished(record=…) and so on
+    facts: Mapping[str, str]
+
+
+class Task(ABC):
+    """One thing specflow can do. Returns how the run ended; raises `SpecflowError` for what the user can mend."""
+
+    name: str = "task"
+    needs: tuple[Kind, ...] = ()  # kinds whose options are checked before the task starts
+    tracked: bool = True  # False: no output folder, no tracker (listing commands)
+
+    @abstractmethod
+    def run(self, context: TaskContext) -> RunFinished:
+        """Do it."""
