@@ -29,6 +29,7 @@ class TokenLogprobs:
     """Log-probabilities at one output token, from the target's raw logits (vLLM's `raw_logprobs`)."""
 
     chosen: float
+    max_logit: float  # highest raw logit: rounding errors scale with it
     top: tuple[tuple[int, float], ...]  # (token id, log-probability), most likely first
 
 
@@ -42,6 +43,7 @@ class Request:
     seed: int  # the resolved one: never None
     eos_token_ids: frozenset[int] = frozenset()
     stop_ids: frozenset[int] = frozenset()  # EOS (unless ignored) and stop_token_ids together
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # token ids of each bad word, with and without a leading space
     speculate: bool = True
 
     status: Status = Status.WAITING

@@ -37,7 +37,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check(self.max_tokens >= 0, "max_tokens", self.max_tokens, "0 or more")
         _check(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
-        _check(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
+        _check(
+            self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}"
+        )
         _check(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more")
         _check(self.top_k >= -1, "top_k", self.top_k, "1 or more, or 0 or -1 for all tokens")
         _check(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
@@ -49,7 +51,9 @@ class SamplingParams:
         for name in ("stop", "bad_words"):
             _check(not isinstance(getattr(self, name), str), name, getattr(self, name), "a list of strings")
             _check(all(getattr(self, name)), name, getattr(self, name), "a list of non-empty strings")
-        _check(all(token_id >= 0 for token_id in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "ids >= 0")
+        _check(
+            all(token_id >= 0 for token_id in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "ids >= 0"
+        )
 
     @property
     def greedy(self) -> bool:

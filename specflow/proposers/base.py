@@ -122,7 +122,7 @@ class HostProposer(Proposer):
         host = context.host
         ids = np.full((len(host.slots), self.num_speculative_tokens), -1, dtype=np.int64)
         counts = np.zeros(len(host.slots), dtype=np.int64)
-        for row in np.flatnonzero(host.wants_drafts & (host.max_drafts > 0)):
+        for row in np.flatnonzero(host.wants_drafts & (host.max_drafts > 0)).tolist():
             tokens = host.token_table[host.slots[row], : host.num_tokens[row]]
             found = np.asarray(self.draft(tokens, int(host.max_drafts[row]), host.request_ids[row]), dtype=np.int64)
             counts[row] = min(len(found), int(host.max_drafts[row]))

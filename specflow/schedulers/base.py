@@ -16,11 +16,7 @@ class ScheduledRequest:
     start: int
     length: int
     num_drafts: int
-
-    @property
-    def samples(self) -> bool:
-        """True when the step reaches the request's last committed token, so that it emits at least one token."""
-        return self.start + self.length - self.num_drafts == self.request.num_tokens
+    samples: bool  # the step reaches the request's last committed token, so that it emits at least one token
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,7 @@ class StepPlan:
 
     scheduled: tuple[ScheduledRequest, ...]  # ordered by length, so that equal lengths are adjacent
     admitted: tuple[Request, ...] = ()  # got a slot in this step (first time, or again after pre-emption)
-    preempted: tuple[Request, ...] = ()  # lost their blocks; their slot is already given back
+    preempted: tuple[tuple[Request, int], ...] = ()  # lost their blocks, and the slot each one had
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,222 @@
+"""Continuous batching: running requests first, then waiting ones, within one token budget a step.
+
+There is no prefill phase and no decode phase: a request has tokens with KV and tokens without, and a step runs some of
+the latter, followed by the drafts that are to be verified.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specflow.core.limits import EngineLimits
+from specflow.core.request import Request, Status
+from specflow.errors import ConfigError, PromptError
+from specflow.schedulers.base import ScheduledRequest, Scheduler, StepPlan
+from specflow.schedulers.blocks import BlockAllocator
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContinuousOptions:
+    """Options of `scheduler=continuous`; names are vLLM's where it has one."""
+
+    max_num_seqs: int = 16  # requests that run at the same time
+    max_num_batched_tokens: int = 2048  # tokens of one step, drafts included
+    max_model_len: int | None = None  # prompt and output together; None = the target's limit
+    block_size: int = 16  # tokens of one KV block
+    num_kv_blocks: int | None = None  # None = enough for max_num_seqs requests, within kv_cache_memory_gib
+    kv_cache_memory_gib: float = 2.0  # most memory for KV pages when num_kv_blocks is None
+    enable_chunked_prefill: bool = True  # split prompts that do not fit the budget of a step
+    long_prefill_token_threshold: int = 0  # most prompt tokens of one request in a step; 0 = the budget
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"scheduler.{name}={value} must be 1 or more.")
+        if self.num_kv_blocks is not None and self.num_kv_blocks < 2:
+            raise ConfigError(f"scheduler.num_kv_blocks={self.num_kv_blocks} must be 2 or more (block 0 is reserved).")
+        if self.kv_cache_memory_gib <= 0:
+            raise ConfigError(f"scheduler.kv_cache_memory_gib={self.kv_cache_memory_gib} must be above 0.")
+        if self.long_prefill_token_threshold < 0:
+            raise ConfigError(
+                f"scheduler.long_prefill_token_threshold={self.long_prefill_token_threshold} must be 0 (off) or more."
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"scheduler.max_num_batched_tokens={self.max_num_batched_tokens} is below "
+                f"scheduler.max_num_seqs={self.max_num_seqs}: every running request needs a token a step. "
+                "Raise the first or lower the second."
+            )
+
+
+class ContinuousScheduler(Scheduler):
+    """First come, first served; the newest running request is pre-empted (recomputed later) when blocks run out."""
+
+    def __init__(self, options: ContinuousOptions) -> None:
+        self.options = options
+
+    def configure(self, limits: EngineLimits) -> None:
+        """See `Scheduler.configure`. Raises `ConfigError` when one request could never fit."""
+        self._limits = limits
+        self._blocks = BlockAllocator(limits.num_blocks, limits.block_size)
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self.num_preemptions = 0
+        needed = self._blocks.blocks_for(self._most_tokens())
+        if needed > self._blocks.num_usable:
+            raise ConfigError(
+                f"scheduler.num_kv_blocks={limits.num_blocks} holds {self._blocks.num_usable * limits.block_size} tokens, "
+                f"but one request of max_model_len={limits.max_model_len} needs {needed + 1} blocks. "
+                "Raise num_kv_blocks (or kv_cache_memory_gib), or lower scheduler.max_model_len."
+            )
+        if not self.options.enable_chunked_prefill and limits.max_num_batched_tokens < limits.max_model_len:
+            raise ConfigError(
+                f"scheduler.enable_chunked_prefill=false needs max_num_batched_tokens >= max_model_len, "
+                f"but {limits.max_num_batched_tokens} < {limits.max_model_len}: a long prompt could never run."
+            )
+
+    def add(self, request: Request) -> None:
+        """See `Scheduler.add`."""
+        if request.prompt_len > self._limits.max_model_len:
+            raise PromptError(
+                f"prompt of request {request.request_id!r} has {request.prompt_len} tokens, but the context limit is "
+                f"max_model_len={self._limits.max_model_len}. Shorten the prompt or raise scheduler.max_model_len "
+                "(at most what the target supports)."
+            )
+        request.status = Status.WAITING
+        self._waiting.append(request)
+
+    @property
+    def has_work(self) -> bool:
+        """See `Scheduler.has_work`."""
+        return bool(self._waiting or self._running)
+
+    def plan(self) -> StepPlan:
+        """See `Scheduler.plan`."""
+        budget = self._limits.max_num_batched_tokens
+        scheduled: list[ScheduledRequest] = []
+        preempted: list[tuple[Request, int]] = []
+        running = list(self._running)
+        for index, request in enumerate(running):
+            if request.status is not Status.RUNNING:
+                continue
+            # One token is kept for every request behind this one, so that none starves.
+            item = self._grant(request, budget - (len(running) - index - 1))
+            if item is not None and self._reserve(item, preempted):
+                scheduled.append(item)
+                budget -= item.length
+        admitted = [] if preempted else self._admit(budget, scheduled)
+        scheduled.sort(key=lambda item: item.length)
+        return StepPlan(tuple(scheduled), tuple(admitted), tuple(preempted))
+
+    def _admit(self, budget: int, scheduled: list[ScheduledRequest]) -> list[Request]:
+        """Move waiting requests to free slots while budget and blocks last."""
+        admitted: list[Request] = []
+        while self._waiting and self._free_slots and budget > 0:
+            request = self._waiting[0]
+            item = self._grant(request, budget)
+            if item is None or not self._blocks.grow(request, self._covered(item)):
+                break
+            self._waiting.popleft()
+            request.slot = self._free_slots.pop()
+            request.status = Status.RUNNING
+            self._running.append(request)
+            admitted.append(request)
+            scheduled.append(item)
+            budget -= item.length
+        return admitted
+
+    def _grant(self, request: Request, budget: int) -> ScheduledRequest | None:
+        """How many of the request's tokens run now; None when nothing useful fits."""
+        pending = request.num_tokens - request.num_computed
+        allowed = budget
+        if pending > 1 and self.options.long_prefill_token_threshold:
+            allowed = min(allowed, self.options.long_prefill_token_threshold)
+        if pending > allowed:
+            if not self.options.enable_chunked_prefill:
+                return None
+            return ScheduledRequest(request, request.num_computed, allowed, 0)
+        # A chunk that catches up on several tokens carries no drafts: there were none to make.
+        drafts = min(request.num_drafts, allowed - pending) if pending == 1 else 0
+        return ScheduledRequest(request, request.num_computed, pending + drafts, drafts)
+
+    def _covered(self, item: ScheduledRequest) -> int:
+        """Positions that the request's blocks must cover: this step's tokens and what drafting writes after it."""
+        return min(item.start + item.length + self._limits.lookahead_tokens, self._most_tokens())
+
+    def _most_tokens(self) -> int:
+        return self._limits.max_model_len + self._limits.num_speculative_tokens + self._limits.lookahead_tokens
+
+    def _reserve(self, item: ScheduledRequest, preempted: list[tuple[Request, int]]) -> bool:
+        """Get blocks for a running request, pre-empting the newest ones; False when it was pre-empted itself.
+
+        The newest ones stand behind it in the queue, so none of them has been granted tokens in this step.
+        """
+        while not self._blocks.grow(item.request, self._covered(item)):
+            victim = self._running[-1]
+            preempted.append((victim, victim.slot))
+            self._preempt(victim)
+            if victim is item.request:
+                return False
+        return True
+
+    def _preempt(self, victim: Request) -> None:
+        """Give back everything; the output so far is kept and recomputed as if it were prompt."""
+        self._free(victim)
+        victim.status = Status.WAITING
+        victim.num_computed = 0
+        victim.num_drafts = 0
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self._waiting.appendleft(victim)
+
+    def commit(self, item: ScheduledRequest, num_emitted: int, num_accepted: int) -> None:
+        """See `Scheduler.commit`: positions past the accepted drafts are overwritten by the next step."""
+        item.request.num_computed = item.start + item.length - item.num_drafts + num_accepted
+        item.request.num_drafts = 0
+
+    def release(self, request: Request) -> None:
+        """See `Scheduler.release`; also takes a waiting request out of the queue."""
+        if request.status is Status.WAITING:
+            self._waiting.remove(request)
+        elif request.status is Status.RUNNING:
+            self._free(request)
+        request.status = Status.FINISHED
+
+    def _free(self, request: Request) -> None:
+        self._blocks.release(request)
+        self._running.remove(request)
+        self._free_slots.append(request.slot)
+        request.slot = -1
+
+    def max_drafts(self, request: Request) -> int:
+        """See `Scheduler.max_drafts`: no draft that could not be kept is ever asked for."""
+        if not request.speculate:
+            return 0
+        room = self._limits.max_model_len - request.num_tokens - 1
+        budget = request.sampling.max_tokens - len(request.output_ids) - 1
+        return max(0, min(self._limits.num_speculative_tokens, room, budget))
+
+    def check_idle(self) -> Sequence[str]:
+        """See `Scheduler.check_idle`."""
+        problems = []
+        if self._blocks.num_free != self._blocks.num_usable:
+            problems.append(f"{self._blocks.num_usable - self._blocks.num_free} KV blocks are not free")
+        if len(self._free_slots) != self._limits.max_num_seqs:
+            problems.append(f"{self._limits.max_num_seqs - len(self._free_slots)} request slots are not free")
+        return problems
+
+    def describe(self) -> dict[str, str]:
+        """Sizes in force and what happened."""
+        limits = self._limits
+        return {
+            "policy": "continuous batching, chunked prefill"
+            if self.options.enable_chunked_prefill
+            else "continuous batching",
+            "max_num_seqs": str(limits.max_num_seqs),
+            "max_num_batched_tokens": str(limits.max_num_batched_tokens),
+            "max_model_len": str(limits.max_model_len),
+            "kv_blocks": f"{limits.num_blocks} of {limits.block_size} tokens",
+            "preemptions": str(self.num_preemptions),
+        }
