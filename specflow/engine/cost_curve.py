@@ -50,15 +50,7 @@ def _forward(engine: Engine, request: Request, start: int, width: int) -> float:
     for first in range(start, start + width, most):
         length = min(most, start + width - first)
         # As many logits rows as tokens, like a real verification; a prompt needs only the last.
-        item = _Measured(request, first, length, length - 1 if start else 0)
+        item = ScheduledRequest(request, first, length, length - 1 if start else 0, samples=True)
         engine.target.forward(engine.buffers.pack(StepPlan((item,))))
         engine.backend.synchronize()
     return time.perf_counter() - begun
-
-
-class _Measured(ScheduledRequest):
-    """A part of a step whose logits are wanted whatever the request's state."""
-
-    @property
-    def samples(self) -> bool:
-        return True

@@ -46,9 +46,8 @@ class Detokenizer:
 
     def cut_at_stop(self, sampling: SamplingParams) -> bool:
         """Cut the text at the stop string that ends first; True when there is one."""
-        found = [
-            (self.text.find(stop, self._searched) + len(stop), stop) for stop in sampling.stop if stop in self.text
-        ]
+        starts = [(self.text.find(stop, self._searched), stop) for stop in sampling.stop]
+        found = [(start + len(stop), stop) for start, stop in starts if start >= 0]
         longest = max(len(stop) for stop in sampling.stop)
         if not found:
             self._searched = max(0, len(self.text) - longest + 1)

@@ -120,7 +120,7 @@ def _scale_and_filter(rows: torch.Tensor, request: Request) -> None:
 
 
 def _top_k_top_p(rows: torch.Tensor, top_k: int, top_p: float) -> None:
-    """Keep the k most likely ids, then the fewest of those whose mass reaches top_p; equals are kept lowest id first."""
+    """Keep the k most likely ids, then the fewest of those whose mass reaches top_p; the lowest ids among equals."""
     ordered, ids = torch.sort(rows, dim=-1, descending=True, stable=True)
     if 0 < top_k < rows.shape[1]:
         ordered[:, top_k:] = float("-inf")

@@ -66,8 +66,7 @@ class ContinuousScheduler(Scheduler):
         needed = self._blocks.blocks_for(self._most_tokens())
         if needed > self._blocks.num_usable:
             raise ConfigError(
-                f"scheduler.num_kv_blocks={limits.num_blocks} holds {self._blocks.num_usable * limits.block_size} tokens, "
-                f"but one request of max_model_len={limits.max_model_len} needs {needed + 1} blocks. "
+                f"scheduler.num_kv_blocks={limits.num_blocks} is too little: one request of max_model_len={limits.max_model_len} needs {needed + 1} blocks. "
                 "Raise num_kv_blocks (or kv_cache_memory_gib), or lower scheduler.max_model_len."
             )
         if not self.options.enable_chunked_prefill and limits.max_num_batched_tokens < limits.max_model_len:
@@ -136,10 +135,10 @@ class ContinuousScheduler(Scheduler):
         if pending > allowed:
             if not self.options.enable_chunked_prefill:
                 return None
-            return ScheduledRequest(request, request.num_computed, allowed, 0)
+            return ScheduledRequest(request, request.num_computed, allowed, 0, samples=False)
         # A chunk that catches up on several tokens carries no drafts: there were none to make.
         drafts = min(request.num_drafts, allowed - pending) if pending == 1 else 0
-        return ScheduledRequest(request, request.num_computed, pending + drafts, drafts)
+        return ScheduledRequest(request, request.num_computed, pending + drafts, drafts, samples=True)
 
     def _covered(self, item: ScheduledRequest) -> int:
         """Positions that the request's blocks must cover: this step's tokens and what drafting writes after it."""
@@ -211,9 +210,8 @@ class ContinuousScheduler(Scheduler):
         """Sizes in force and what happened."""
         limits = self._limits
         return {
-            "policy": "continuous batching, chunked prefill"
-            if self.options.enable_chunked_prefill
-            else "continuous batching",
+            "policy": "continuous batching",
+            "chunked_prefill": "on" if self.options.enable_chunked_prefill else "off",
             "max_num_seqs": str(limits.max_num_seqs),
             "max_num_batched_tokens": str(limits.max_num_batched_tokens),
             "max_model_len": str(limits.max_model_len),
