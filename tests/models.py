@@ -121,7 +121,7 @@ def tiny_gemma3(path: Path, seed: int = 0, vocab: int = VOCAB, layers: int = LAY
 
 def tiny_gemma4(path: Path, seed: int = 0, vocab: int = VOCAB, layers: int = LAYERS, **config: Any) -> Path:
     """Gemma-4 text: two head sizes, window of 8 on every other layer; the second half reads the first half's keys."""
-    special: dict[str, Any] = {"sliding_window": 8, "global_head_dim": 32, "num_global_key_value_heads": 1}
+    special: dict[str, Any] = {"sliding_window": 8, "global_head_dim": 32}
     special |= {"num_kv_shared_layers": layers // 2, "hidden_size_per_layer_input": 8, "tie_word_embeddings": True}
     special |= {"vocab_size_per_layer_input": vocab}
     special["layer_types"] = ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]

@@ -61,8 +61,7 @@ class StepBuffers:
         self._owners, self._logit_rows = HostBuffer((most,), device), HostBuffer((most,), device)
         self._slots, self._seq_len = HostBuffer((slots,), device), HostBuffer((slots,), device)
         self._query_start = HostBuffer((slots + 1,), device)
-        self._temperature = HostBuffer((slots,), device, torch.float32)
-        self._ints = [HostBuffer((slots + 1,), device) for _ in range(6)]
+        self._named: dict[str, HostBuffer] = {}
 
     def enter(self, request: Request) -> None:
         """A request got its slot: write its committed tokens there and forget the last owner's blocks."""
@@ -117,13 +116,21 @@ class StepBuffers:
             self._num_blocks_written[request.slot] = len(request.blocks)
             self.blocks.upload_row(request.slot)
 
-    def ints(self, index: int, values: np.ndarray) -> torch.Tensor:
-        """One of a few small per-request device arrays of the step ([B] or [B+1] int64)."""
-        return self._ints[index].fill(values)
+    def ints(self, name: str, values: np.ndarray) -> torch.Tensor:
+        """A small per-request device array ([B] or [B+1] int64) with a buffer of its own.
 
-    def temperatures(self, values: np.ndarray) -> torch.Tensor:
-        """Temperatures of the step's requests, [B] float32."""
-        return self._temperature.fill(values)
+        A name is used once per step: what a component was handed stays as it is until the next step.
+        """
+        return self._small(name, values, torch.int64)
+
+    def floats(self, name: str, values: np.ndarray) -> torch.Tensor:
+        """The same for float32 values."""
+        return self._small(name, values, torch.float32)
+
+    def _small(self, name: str, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+        if name not in self._named:
+            self._named[name] = HostBuffer((self.limits.max_num_seqs + 2,), self.limits.device, dtype)
+        return self._named[name].fill(values)
 
     def store_tokens(self, slots: torch.Tensor, first: torch.Tensor, ids: torch.Tensor, count: torch.Tensor) -> None:
         """Write the first count[b] of ids [B, J] to columns first[b] … of the token table, on the device.

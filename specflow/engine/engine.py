@@ -73,6 +73,7 @@ class Engine:
         concurrency: int | None = None,
         arrivals: Sequence[float] | None = None,
         request_ids: Sequence[str] | None = None,
+        on_chunk: Callable[[Chunk], None] | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         on_finish: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
@@ -82,10 +83,14 @@ class Engine:
         seconds after the call at which each prompt comes in. Raises `PromptError` before anything runs.
         """
         requests = self._make_requests(prompts, sampling, speculate, request_ids)
+        streams = self._open_streams(requests) if on_chunk is not None else {}
         outputs: dict[str, RequestOutput] = {}
-        for record, finished, _ in self._drive(requests, concurrency, arrivals):
+        for record, finished, grown in self._drive(requests, concurrency, arrivals):
             if on_step is not None and record is not None:
                 on_step(record)
+            if on_chunk is not None:
+                for chunk in self._chunks(streams, finished, grown):
+                    on_chunk(chunk)
             for request in finished:
                 outputs[request.request_id] = RequestOutput.of(request, time.perf_counter())
                 if on_finish is not None:
@@ -95,16 +100,9 @@ class Engine:
     def stream(self, prompts: Sequence[PromptLike], sampling: Samplings, *, speculate: bool = True) -> Iterator[Chunk]:
         """Yield new tokens and text as they come; closing the iterator aborts what still runs."""
         requests = self._make_requests(prompts, sampling, speculate, None)
-        index = {request.request_id: number for number, request in enumerate(requests)}
-        for request in requests:
-            self._runner.detokenizers[request.request_id] = Detokenizer(self.target.tokenizer)
-        sent = dict.fromkeys(index, 0)
+        streams = self._open_streams(requests)
         for _, finished, grown in self._drive(requests, None, None):
-            for request in [*(one for one in grown if one not in finished), *finished]:
-                chunk = self._chunk(request, index[request.request_id], sent[request.request_id])
-                sent[request.request_id] = len(request.output_ids)
-                if chunk.token_ids or chunk.text or chunk.finish_reason:
-                    yield chunk
+            yield from self._chunks(streams, finished, grown)
 
     def abort(self, request_id: str) -> None:
         """Stop one running or waiting request; its output so far is kept with finish reason `abort`."""
@@ -183,10 +181,10 @@ class Engine:
         try:
             while due or in_flight:
                 ended = self._admit_due(due, begun, in_flight, concurrency)
+                ended += self._end_all(in_flight)  # aborted since the last step
                 result = self._runner.run() if self.scheduler.has_work else None
                 grown = self._stamp(result.emitted) if result else []
-                ended += [self._end(request) for request in self._ended(in_flight)]
-                in_flight -= {request.request_id for request in ended}
+                ended += self._end_all(in_flight)
                 yield (result.record if result else None), ended, grown
                 if result is None and due and not in_flight:
                     time.sleep(max(0.0, due[0][0] - (time.perf_counter() - begun)))
@@ -212,8 +210,11 @@ class Engine:
             in_flight.add(request.request_id)
         return ended
 
-    def _ended(self, in_flight: set[str]) -> list[Request]:
-        return [self._requests[name] for name in in_flight if self._requests[name].finish_reason is not None]
+    def _end_all(self, in_flight: set[str]) -> list[Request]:
+        """End the requests in flight that have a finish reason."""
+        ended = [self._requests[name] for name in in_flight if self._requests[name].finish_reason is not None]
+        in_flight -= {request.request_id for request in ended}
+        return [self._end(request) for request in ended]
 
     @staticmethod
     def _stamp(emitted: Sequence[tuple[Request, int]]) -> list[Request]:
@@ -237,11 +238,25 @@ class Engine:
         del self._requests[request.request_id]
         return request
 
-    def _chunk(self, request: Request, index: int, sent: int) -> Chunk:
-        detokenizer = self._runner.detokenizers[request.request_id]
-        longest = max((len(stop) for stop in request.sampling.stop), default=1)
-        text = detokenizer.release(0 if request.finish_reason else longest - 1)
-        return Chunk(index, request.request_id, tuple(request.output_ids[sent:]), text, request.finish_reason)
+    def _open_streams(self, requests: Sequence[Request]) -> dict[str, list[int]]:
+        """Index of the prompt and number of tokens sent, by request; text is kept up to date from now on."""
+        for request in requests:
+            self._runner.detokenizers[request.request_id] = Detokenizer(self.target.tokenizer)
+        return {request.request_id: [index, 0] for index, request in enumerate(requests)}
+
+    def _chunks(
+        self, streams: dict[str, list[int]], finished: Sequence[Request], grown: Sequence[Request]
+    ) -> Iterator[Chunk]:
+        """What a step added to the open streams."""
+        for request in [*(one for one in grown if one not in finished), *finished]:
+            index, sent = streams[request.request_id]
+            detokenizer = self._runner.detokenizers[request.request_id]
+            longest = max((len(stop) for stop in request.sampling.stop), default=1)
+            text = detokenizer.release(0 if request.finish_reason else longest - 1)
+            new_ids = tuple(request.output_ids[sent:])
+            streams[request.request_id][1] = len(request.output_ids)
+            if new_ids or text or request.finish_reason:
+                yield Chunk(index, request.request_id, new_ids, text, request.finish_reason)
 
     def _abandon(self, requests: Sequence[Request]) -> None:
         """Leave no trace of requests that did not end by themselves."""

@@ -127,20 +127,22 @@ class StepRunner:
 
     def _verify_inputs(self, requests: Sequence[Request], drafts: np.ndarray) -> VerifyInputs:
         buffers = self.buffers
-        slots = buffers.ints(0, _array([request.slot for request in requests]))
-        num_drafts = buffers.ints(1, drafts)
-        positions = buffers.ints(2, _array([request.num_tokens for request in requests]))
+        slots = buffers.ints("verify.slots", _array([request.slot for request in requests]))
+        num_drafts = buffers.ints("verify.num_drafts", drafts)
+        positions = buffers.ints("verify.positions", _array([request.num_tokens for request in requests]))
         width = self._limits.num_speculative_tokens if drafts.any() else 0
         steps = torch.arange(width, device=slots.device)
         ids = buffers.tokens.device[slots.unsqueeze(1), positions.unsqueeze(1) + steps]
         return VerifyInputs(
-            cu_rows=buffers.ints(3, np.concatenate([[0], np.cumsum(drafts + 1)])),
+            cu_rows=buffers.ints("verify.cu_rows", np.concatenate([[0], np.cumsum(drafts + 1)])),
             draft_ids=ids.masked_fill(steps >= num_drafts.unsqueeze(1), -1),
             num_drafts=num_drafts,
             positions=positions,
-            temperature=buffers.temperatures(np.array([request.sampling.temperature for request in requests])),
-            seeds=buffers.ints(4, _array([request.seed for request in requests])),
-            rounds=buffers.ints(5, _array([request.steps for request in requests])),
+            temperature=buffers.floats(
+                "verify.temperature", np.array([request.sampling.temperature for request in requests])
+            ),
+            seeds=buffers.ints("verify.seeds", _array([request.seed for request in requests])),
+            rounds=buffers.ints("verify.rounds", _array([request.steps for request in requests])),
             draft_logits=buffers.draft_logits[slots] if buffers.draft_logits is not None and width else None,
             all_greedy=all(request.sampling.greedy for request in requests),
         )
@@ -181,8 +183,8 @@ class StepRunner:
         return Outcome(kept, emitted, tuple(drafted), tuple(accepted))
 
     def _store_verdict(self, sampling: Sequence[ScheduledRequest], verdict: Verdict) -> None:
-        slots = self.buffers.ints(0, _array([item.request.slot for item in sampling]))
-        first = self.buffers.ints(1, _array([item.request.num_tokens for item in sampling]))
+        slots = self.buffers.ints("commit.slots", _array([item.request.slot for item in sampling]))
+        first = self.buffers.ints("commit.first", _array([item.request.num_tokens for item in sampling]))
         self.buffers.store_tokens(slots, first, verdict.token_ids, verdict.num_emitted)
 
     def _append(self, item: ScheduledRequest, ids: list[int], raw_logits: torch.Tensor) -> int:
@@ -237,15 +239,17 @@ class StepRunner:
             token_table=self.buffers.tokens.host,
             slots=_array([request.slot for request in requests]),
         )
-        slots = self.buffers.ints(0, host.slots)
+        slots = self.buffers.ints("propose.slots", host.slots)
         return ProposeContext(
             slots=slots,
-            num_tokens=self.buffers.ints(1, host.num_tokens),
-            max_drafts=self.buffers.ints(2, most),
+            num_tokens=self.buffers.ints("propose.num_tokens", host.num_tokens),
+            max_drafts=self.buffers.ints("propose.max_drafts", most),
             token_table=self.buffers.tokens.device,
             block_table=self.buffers.blocks.device[slots],
-            temperature=self.buffers.temperatures(np.array([request.sampling.temperature for request in requests])),
-            seeds=self.buffers.ints(3, _array([request.seed for request in requests])),
+            temperature=self.buffers.floats(
+                "propose.temperature", np.array([request.sampling.temperature for request in requests])
+            ),
+            seeds=self.buffers.ints("propose.seeds", _array([request.seed for request in requests])),
             all_greedy=all(request.sampling.greedy for request in requests),
             features=self._features(alive, host, batch, output),
             host=host,
@@ -256,8 +260,8 @@ class StepRunner:
             return None
         start = (np.cumsum(batch.query_len_host) - batch.query_len_host)[alive]
         return Features(
-            start=self.buffers.ints(4, start),
-            num_valid=self.buffers.ints(5, host.chunk_len),
+            start=self.buffers.ints("features.start", start),
+            num_valid=self.buffers.ints("features.num_valid", host.chunk_len),
             positions=batch.positions,
             hidden=output.hidden,
             last_hidden=output.last_hidden,

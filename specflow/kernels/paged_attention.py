@@ -1,15 +1,19 @@
 """Attention over paged keys and values: plain torch reference.
 
 Pages are `[num_blocks, block_size, Hkv, D]`. A step's tokens are packed; requests with the same number of query tokens
-stand side by side and form one group, so that each group is one dense batch without padding.
+stand side by side and form one group, so that each group is one dense batch without padding. Query heads that share
+a KV head are handled as more query rows of that head, which spares repeating keys and values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+# Past this many query tokens the folded mask, with one row per query head and token, costs more than folding saves.
+_MOST_FOLDED = 64
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class QueryGroup:
     query_len: int  # Q
     max_seq_len: int  # most key positions any of them sees, host knowledge
     first_key: int | None  # b == 1 and blocks in a row: first slot of the request's pages, read as a view
-    masks: dict[int, torch.Tensor | None] = field(default_factory=dict)  # window -> mask, shared by all layers
+    # What layers share, by kind: masks, blocks to read. A group therefore belongs to one set of positions and blocks.
+    cache: dict[Hashable, torch.Tensor] = field(default_factory=dict)
 
     @property
     def tokens(self) -> slice:
@@ -68,6 +73,10 @@ def _contiguous_start(blocks: np.ndarray, length: int, block_size: int) -> int |
 
 def write_pages(pages: torch.Tensor, slot_mapping: torch.Tensor, values: torch.Tensor) -> None:
     """Store values [T, Hkv, D] at their slots of pages [num_blocks, block_size, Hkv, D], in place."""
+    if values.dtype == torch.float16:
+        # Half precision overflows in some models; a NaN left behind would spoil whoever gets the block next,
+        # because a masked key still multiplies its value by zero.
+        values = values.nan_to_num()
     pages.view(-1, *pages.shape[2:]).index_copy_(0, slot_mapping, values)
 
 
@@ -82,60 +91,87 @@ def paged_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention of query [T, Hq, Dk] over the pages; returns [T, Hq, Dv].
+    """Causal attention of query [T, Hq, Dk] over the pages; returns [T, Hq, Dv] in the query's dtype.
 
     A token at position p sees key positions j <= p, and with a window only p - j < window. softcap c turns scores s
     into c * tanh(s / c). sinks [Hq] are extra logits per head that take part in the softmax and carry no value
     (GPT-OSS). Scores and softmax are float32.
     """
-    output = query.new_empty(query.shape[0], query.shape[1], value_pages.shape[-1])
+    results = []
     for group in inputs.groups:
-        keys, values = (_read_pages(pages, inputs, group) for pages in (key_pages, value_pages))
-        mask = _mask(inputs, group, window)
-        grouped = query[group.tokens].view(group.num_requests, group.query_len, *query.shape[1:]).transpose(1, 2)
-        if softcap is None and sinks is None:
-            result = _fused(grouped, keys, values, mask, scale)
-        else:
-            result = _explicit(grouped, keys, values, mask, scale, softcap, sinks)
-        output[group.tokens] = result.transpose(1, 2).reshape(-1, *output.shape[1:])
-    return output
+        keys, values = _read_pages(key_pages, inputs, group), _read_pages(value_pages, inputs, group)
+        results.append(_attend(query[group.tokens], keys, values, inputs, group, scale, window, softcap, sinks))
+    return results[0] if len(results) == 1 else torch.cat(results)
+
+
+def _attend(
+    query: torch.Tensor,  # [b * Q, Hq, Dk]
+    keys: torch.Tensor,  # [b, Hkv, S, Dk]
+    values: torch.Tensor,  # [b, Hkv, S, Dv]
+    inputs: AttentionInputs,
+    group: QueryGroup,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """One group, [b * Q, Hq, Dv]."""
+    requests, length, heads, kv_heads = group.num_requests, group.query_len, query.shape[1], keys.shape[1]
+    shared = heads // kv_heads
+    plain = softcap is None and sinks is None
+    if plain and length > _MOST_FOLDED:
+        mask = _mask(inputs, group, window, 1, query.dtype)
+        by_head = query.view(requests, length, heads, -1).transpose(1, 2)
+        output = F.scaled_dot_product_attention(
+            by_head, keys, values, attn_mask=mask, scale=scale, enable_gqa=shared > 1
+        )
+        return output.transpose(1, 2).reshape(requests * length, heads, -1)
+    mask = _mask(inputs, group, window, shared, query.dtype)
+    folded = query.view(requests, length, kv_heads, shared, -1).transpose(1, 2)
+    folded = folded.reshape(requests, kv_heads, length * shared, -1)
+    if plain:
+        output = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
+    else:
+        output = _explicit(folded, keys, values, mask, scale, softcap, sinks)
+    output = output.unflatten(2, (length, shared)).transpose(1, 2)
+    return output.reshape(requests * length, heads, -1)
 
 
 def _read_pages(pages: torch.Tensor, inputs: AttentionInputs, group: QueryGroup) -> torch.Tensor:
     """Keys or values of a group, [b, Hkv, S, D]; a view of the pages for a single request with adjacent blocks."""
+    longest = group.max_seq_len
     if group.first_key is not None:
         flat = pages.view(-1, *pages.shape[2:])
-        return flat[group.first_key : group.first_key + group.max_seq_len].unsqueeze(0).transpose(1, 2)
-    count = -(-group.max_seq_len // pages.shape[1])
-    last = group.first_request + group.num_requests
-    blocks = inputs.block_table[group.first_request : last, :count]
-    gathered = pages[blocks].flatten(1, 2)[:, : group.max_seq_len]
-    return gathered.transpose(1, 2)
+        return flat[group.first_key : group.first_key + longest].unsqueeze(0).transpose(1, 2)
+    block_size = pages.shape[1]
+    count = -(-longest // block_size)
+    blocks = group.cache.get("blocks")
+    if blocks is None:
+        last = group.first_request + group.num_requests
+        blocks = group.cache["blocks"] = inputs.block_table[group.first_request : last, :count].flatten()
+    gathered = pages.index_select(0, blocks).view(group.num_requests, count * block_size, *pages.shape[2:])
+    return gathered[:, :longest].transpose(1, 2)
 
 
-def _mask(inputs: AttentionInputs, group: QueryGroup, window: int | None) -> torch.Tensor | None:
-    """Who sees whom, [b, 1, Q, S] bool; None when every key is visible. Built once per step and window."""
-    key = window or 0
-    if key not in group.masks:
-        alone = group.num_requests == 1 and group.query_len == 1
-        if alone and (window is None or group.max_seq_len <= window):
-            group.masks[key] = None
-        else:
-            positions = inputs.positions[group.tokens].view(group.num_requests, 1, group.query_len, 1)
-            keys = torch.arange(group.max_seq_len, device=positions.device)
-            mask = keys <= positions
-            if window is not None:
-                mask &= keys > positions - window
-            group.masks[key] = mask
-    return group.masks[key]
-
-
-def _fused(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
-) -> torch.Tensor:
-    """Through torch's fused attention, which keeps scores in float32."""
-    grouped = query.shape[1] != keys.shape[1]
-    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped)
+def _mask(
+    inputs: AttentionInputs, group: QueryGroup, window: int | None, shared: int, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Who sees whom: 0 or -inf, [b, 1, Q * shared, S], or [b, 1, 1, S] for Q = 1; None when every key is visible."""
+    if group.num_requests == 1 and group.query_len == 1 and (window is None or group.max_seq_len <= window):
+        return None
+    key = (window, shared, dtype)
+    mask = group.cache.get(key)
+    if mask is None:
+        positions = inputs.positions[group.tokens].view(group.num_requests, 1, group.query_len, 1)
+        keys = torch.arange(group.max_seq_len, device=positions.device)
+        hidden = keys > positions
+        if window is not None:
+            hidden |= keys <= positions - window
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+        if group.query_len > 1 and shared > 1:
+            mask = mask.repeat_interleave(shared, 2)
+        group.cache[key] = mask
+    return mask
 
 
 def _explicit(
@@ -147,16 +183,16 @@ def _explicit(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The definition: query [b, Hq, Q, Dk], keys and values [b, Hkv, S, D] -> [b, Hq, Q, Dv]."""
-    repeats = query.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
+    """The definition: query [b, Hkv, Q * shared, Dk], keys and values [b, Hkv, S, D] -> [b, Hkv, Q * shared, Dv]."""
     scores = (query.float() @ keys.float().transpose(2, 3)) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores + mask
     if sinks is not None:
-        column = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        # Heads of one KV head lie side by side within each query token.
+        per_row = sinks.float().view(query.shape[1], -1).repeat(1, query.shape[2] * query.shape[1] // sinks.numel())
+        column = per_row.view(1, query.shape[1], query.shape[2], 1).expand(query.shape[0], -1, -1, 1)
         scores = torch.cat([scores, column], -1)
     weights = torch.softmax(scores, -1)
     if sinks is not None:

@@ -66,7 +66,8 @@ class ContinuousScheduler(Scheduler):
         needed = self._blocks.blocks_for(self._most_tokens())
         if needed > self._blocks.num_usable:
             raise ConfigError(
-                f"scheduler.num_kv_blocks={limits.num_blocks} is too little: one request of max_model_len={limits.max_model_len} needs {needed + 1} blocks. "
+                f"scheduler.num_kv_blocks={limits.num_blocks} is too little: one request of "
+                f"max_model_len={limits.max_model_len} needs {needed + 1} blocks. "
                 "Raise num_kv_blocks (or kv_cache_memory_gib), or lower scheduler.max_model_len."
             )
         if not self.options.enable_chunked_prefill and limits.max_num_batched_tokens < limits.max_model_len:

@@ -17,7 +17,7 @@ def test_coins_are_uniform() -> None:
 
 def test_coins_stay_inside_the_open_interval() -> None:
     coins = uniform(SEEDS, POSITION, COIN)
-    assert 0 < coins.min() and coins.max() < 1
+    assert coins.min() > 0 and coins.max() < 1
 
 
 def test_noise_is_gumbel() -> None:

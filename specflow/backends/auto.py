@@ -1,0 +1,26 @@
+"""The fastest device at hand, and a record of which one that was."""
+
+from dataclasses import dataclass
+
+from specflow.backends.base import Backend
+from specflow.backends.cpu import CpuBackend, CpuOptions
+from specflow.backends.cuda import CudaBackend, CudaOptions
+from specflow.backends.rocm import RocmBackend, RocmOptions
+
+__all__ = ["AutoOptions", "auto_backend"]
+
+_NOTE = " (chosen by backend=auto)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoOptions:
+    """Options of `backend=auto`: none; name a backend to set its options."""
+
+
+def auto_backend(options: AutoOptions) -> Backend:
+    """CUDA if torch has it and a device, else ROCm, else the processor. `describe` says that it was chosen here."""
+    if CudaBackend.missing() is None:
+        return CudaBackend(CudaOptions(), note=_NOTE)
+    if RocmBackend.missing() is None:
+        return RocmBackend(RocmOptions(), note=_NOTE)
+    return CpuBackend(CpuOptions(), note=_NOTE)

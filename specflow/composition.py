@@ -1,0 +1,124 @@
+"""Composing configurations with Hydra, and running the jobs that come out of them.
+
+Hydra's own `main` prints tracebacks and talks of structs and defaults lists; here its parts are driven directly, so
+that every error reaches `specflow.diagnosis`, and the plugins' configuration folders are on the search path before
+anything is composed.
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra import version
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from specflow.diagnosis import check_words, translated
+from specflow.errors import ConfigError
+from specflow.paths import config_root
+from specflow.plugins.registry import Registry
+
+__all__ = ["CONFIG_NAME", "Composer", "composer", "flags_parser", "plain_config"]
+
+CONFIG_NAME = "config"
+
+
+def flags_parser() -> ArgumentParser:
+    """Hydra's command-line flags (`--multirun`, `--cfg`, `--info`, …) and the overrides."""
+    parser = get_args_parser()
+    parser.prog = "specflow"
+    return parser
+
+
+def plain_config(cfg: DictConfig) -> dict[str, Any]:
+    """A composition as plain containers, resolved, without Hydra's own node."""
+    keys = [str(key) for key in cfg if key != "hydra"]
+    config = OmegaConf.to_container(OmegaConf.masked_copy(cfg, keys), resolve=True, throw_on_missing=True)
+    assert isinstance(config, dict)
+    return {str(key): value for key, value in config.items()}
+
+
+@contextmanager
+def composer(registry: Registry, config_dir: str | None = None) -> Iterator["Composer"]:
+    """A composer over the built-in tree and the plugins' folders; `config_dir` comes before both."""
+    version.setbase("1.3")
+    search_path = create_config_search_path(str(config_root()))
+    before_schema = SearchPathQuery(provider="schema")
+    if config_dir is not None:
+        if not Path(config_dir).is_dir():
+            raise ConfigError(f"--config-dir {config_dir}: there is no such folder.")
+        search_path.prepend("command-line", f"file://{Path(config_dir).resolve()}", SearchPathQuery(provider="main"))
+    for folder in registry.config_dirs():
+        if folder != config_root():
+            search_path.prepend("plugin", f"file://{folder}", before_schema)
+    previous = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        yield Composer(Hydra.create_main_hydra2("specflow", search_path), registry)
+    finally:
+        GlobalHydra.instance().clear()
+        GlobalHydra.instance().hydra = previous
+
+
+class Composer:
+    """One Hydra instance with our search path. Errors come out as `ConfigError`."""
+
+    def __init__(self, hydra: Hydra, registry: Registry) -> None:
+        self._hydra = hydra
+        self._registry = registry
+
+    def compose(self, overrides: Sequence[str] = (), config_name: str = CONFIG_NAME) -> DictConfig:
+        """The configuration of a single run, with Hydra's own node `hydra` in it."""
+        with translated(self._hydra.config_loader, config_name, overrides, self._registry):
+            return self._compose(overrides, config_name)
+
+    def _compose(self, overrides: Sequence[str], config_name: str) -> DictConfig:
+        return self._hydra.compose_config(config_name, list(overrides), RunMode.RUN)
+
+    def group_options(self, group: str) -> list[str]:
+        """Names that can be chosen in a group."""
+        return list(self._hydra.config_loader.get_group_options(group))
+
+    def is_sweep(self, arguments: Namespace, config_name: str = CONFIG_NAME) -> bool:
+        """True when several jobs were asked for: by `-m`, or by a configuration that sets `hydra.mode`."""
+        if arguments.multirun:
+            return True
+        with translated(self._hydra.config_loader, config_name, arguments.overrides, self._registry):
+            parsed = OverridesParser.create().parse_overrides(arguments.overrides)
+            if not any(item.is_sweep_override() for item in parsed):
+                return self._compose(arguments.overrides, config_name).hydra.mode == RunMode.MULTIRUN
+        return self._hydra.get_mode(config_name, list(arguments.overrides)) == RunMode.MULTIRUN
+
+    def run(self, overrides: Sequence[str], job: Callable[[DictConfig], Any], config_name: str = CONFIG_NAME) -> Any:
+        """Run one job in a fresh output folder; returns what the job returns."""
+        with translated(self._hydra.config_loader, config_name, overrides, self._registry):
+            done = self._hydra.run(config_name, job, [*overrides, "hydra.mode=RUN"], with_log_configuration=True)
+            return done.return_value
+
+    def sweep(self, overrides: Sequence[str], job: Callable[[DictConfig], Any], config_name: str = CONFIG_NAME) -> Any:
+        """Run every job of a sweep with the configured sweeper and launcher."""
+        with translated(self._hydra.config_loader, config_name, overrides, self._registry):
+            check_words(self._hydra.config_loader, config_name, overrides, self._registry)
+            return self._hydra.multirun(config_name, job, [*overrides, "hydra.mode=MULTIRUN"])
+
+    def show(self, arguments: Namespace, config_name: str = CONFIG_NAME) -> None:
+        """Hydra's own questions: `--cfg`, `--info`, `--hydra-help`, `--shell-completion`."""
+        with translated(self._hydra.config_loader, config_name, arguments.overrides, self._registry):
+            if arguments.cfg:
+                self._hydra.compose_config(config_name, arguments.overrides, RunMode.RUN)  # its errors, not its exit
+                self._hydra.show_cfg(
+                    config_name, arguments.overrides, arguments.cfg, arguments.package, arguments.resolve
+                )
+            elif arguments.info:
+                self._hydra.show_info(arguments.info, config_name=config_name, overrides=arguments.overrides)
+            elif arguments.shell_completion:
+                self._hydra.shell_completion(config_name=config_name, overrides=arguments.overrides)
+            else:
+                self._hydra.hydra_help(config_name=config_name, args_parser=flags_parser(), args=arguments)

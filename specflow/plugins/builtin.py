@@ -1,0 +1,131 @@
+"""The built-in components, registered through the hooks that any plugin uses.
+
+Everything is a "module:attribute" string: a component is imported when it is used, and not to list or to explain it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from specflow.paths import config_root
+from specflow.plugins.component import Component
+from specflow.plugins.hookspecs import hookimpl
+
+
+def _component(name: str, module: str, factory: str, options: str, summary: str) -> Component:
+    """A component of a module inside the package; `options` may name another module with a colon."""
+    schema = options if ":" in options else f"{module}:{options}"
+    return Component(name, f"specflow.{module}:{factory}", f"specflow.{schema}", summary)
+
+
+@hookimpl
+def specflow_targets() -> Sequence[Component]:
+    """Hugging Face models and the one in the package."""
+    return [
+        _component("bundled", "targets.bundled", "BundledTarget", "BundledOptions", "the small model in the package"),
+        _component("hf", "targets.hf", "HfTarget", "HfOptions", "any Hugging Face causal language model"),
+    ]
+
+
+@hookimpl
+def specflow_proposers() -> Sequence[Component]:
+    """Drafting methods."""
+    return [
+        _component("ngram", "proposers.ngram", "NgramProposer", "NgramOptions", "repeats what followed an n-gram"),
+        _component(
+            "draft_model",
+            "proposers.draft_model",
+            "DraftModelProposer",
+            "DraftModelOptions",
+            "a smaller language model with the target's vocabulary",
+        ),
+    ]
+
+
+@hookimpl
+def specflow_samplers() -> Sequence[Component]:
+    """Verification methods."""
+    return [
+        _component(
+            "standard",
+            "samplers.standard",
+            "StandardSampler",
+            "StandardOptions",
+            "greedy and rejection sampling, lossless",
+        )
+    ]
+
+
+@hookimpl
+def specflow_schedulers() -> Sequence[Component]:
+    """Batching policies."""
+    return [
+        _component(
+            "continuous",
+            "schedulers.continuous",
+            "ContinuousScheduler",
+            "ContinuousOptions",
+            "continuous batching with chunked prefill and pre-emption",
+        )
+    ]
+
+
+@hookimpl
+def specflow_backends() -> Sequence[Component]:
+    """Devices."""
+    return [
+        _component("auto", "backends.auto", "auto_backend", "AutoOptions", "cuda, else rocm, else cpu"),
+        _component("cpu", "backends.cpu", "CpuBackend", "CpuOptions", "the processor"),
+        _component("cuda", "backends.cuda", "CudaBackend", "CudaOptions", "one NVIDIA GPU"),
+        _component("rocm", "backends.rocm", "RocmBackend", "RocmOptions", "one AMD GPU"),
+    ]
+
+
+def _benchmark(name: str, factory: str, summary: str) -> Component:
+    return _component(name, "workloads.benchmarks", factory, "BenchmarkOptions", summary)
+
+
+@hookimpl
+def specflow_workloads() -> Sequence[Component]:
+    """Prompt sets."""
+    return [
+        _component("bundled", "workloads.bundled", "BundledWorkload", "BundledOptions", "the prompts in the package"),
+        _component("jsonl", "workloads.jsonl", "JsonlWorkload", "JsonlOptions", "a file of prompts or conversations"),
+        _benchmark("gsm8k", "Gsm8kWorkload", "grade-school mathematics"),
+        _benchmark("math500", "Math500Workload", "competition mathematics"),
+        _benchmark("humaneval", "HumanEvalWorkload", "Python functions to complete"),
+        _benchmark("mbpp", "MbppWorkload", "Python tasks in a sentence"),
+        _benchmark("mt_bench", "MtBenchWorkload", "two-turn conversations in eight categories"),
+        _benchmark("spec_bench", "SpecBenchWorkload", "six task families for speculative decoding"),
+    ]
+
+
+@hookimpl
+def specflow_tasks() -> Sequence[Component]:
+    """What one run does."""
+    return [
+        _component("bench", "tasks.bench", "BenchTask", "BenchOptions", "compare the proposer with plain decoding"),
+        _component("generate", "tasks.generate", "GenerateTask", "GenerateOptions", "print answers to given prompts"),
+        _component("plugins", "tasks.plugins", "PluginsTask", "PluginsOptions", "list every component and plugin"),
+        _component(
+            "pretrain",
+            "tasks.pretrain",
+            "PretrainTask",
+            "training.pretrain_options:PretrainOptions",
+            "train a small language model, such as the bundled ones",
+        ),
+    ]
+
+
+@hookimpl
+def specflow_trackers() -> Sequence[Component]:
+    """Where results go."""
+    return [
+        _component("mlflow", "tracking.mlflow", "MlflowTracker", "MlflowOptions", "MLflow, by default SQLite in runs/"),
+        _component("none", "tracking.none", "NoTracker", "NoOptions", "the run's folder only"),
+    ]
+
+
+@hookimpl
+def specflow_config_dirs() -> Sequence[Path]:
+    """The configuration tree `conf`."""
+    return [config_root()]

@@ -1,0 +1,110 @@
+"""A decoder-only transformer as one plain loop, for drafters that run several times per round.
+
+Llama- and Qwen-style layers over paged keys and values of the drafter's own, addressed by the target's block numbers.
+A few rows through small matrices are dominated by the number of operations, so norms, rotary embedding and page
+writes are written with as few as torch allows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from specflow.checkpoints.decoder import DecoderWeights, LayerWeights
+from specflow.checkpoints.decoder_config import DecoderConfig
+from specflow.kernels.paged_attention import AttentionInputs, paged_attention
+from specflow.kernels.rotary import RotaryTable, rotary_table, rotate
+
+
+@dataclass(frozen=True)
+class DecoderInputs:
+    """Where the T packed tokens of one pass stand."""
+
+    attention: AttentionInputs
+    rotary_rows: torch.Tensor  # [T, 2, 1, D]: `RotaryTable.rows` of their positions
+
+
+class Decoder:
+    """Weights, their pages and their rotary table."""
+
+    def __init__(self, weights: DecoderWeights, *, num_blocks: int, block_size: int, num_positions: int) -> None:
+        """Allocate pages for num_blocks blocks and rotary entries for positions 0 … num_positions-1."""
+        config = weights.config
+        device, dtype = weights.embedding.device, weights.embedding.dtype
+        self.weights = weights
+        self.block_size = block_size
+        self.rotary: RotaryTable = rotary_table(config.rope, num_positions, device, dtype)
+        # Keys and values of a token lie side by side, so that one copy writes both.
+        shape = (num_blocks, block_size, 2 * config.num_kv_heads, config.head_dim)
+        self.pages = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_layers)]
+
+    def forward(self, token_ids: torch.Tensor, inputs: DecoderInputs) -> torch.Tensor:
+        """Run packed tokens [T] int64, writing their keys and values; returns the residual stream [T, E]."""
+        hidden = self.weights.embedding.index_select(0, token_ids)
+        for layer, pages, window in zip(self.weights.layers, self.pages, self.weights.config.windows, strict=True):
+            hidden = _attend(hidden, layer, pages, inputs, self.weights.config, window)
+            hidden = _feed_forward(hidden, layer, self.weights.config.norm_eps)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Output head over rows of the residual stream: [N, E] -> [N, V] in the weights' dtype."""
+        return rms_norm(hidden, self.weights.final_norm, self.weights.config.norm_eps) @ self.weights.head
+
+
+def rms_norm(values: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm over the last dimension with weight [..., last]; statistics in float32.
+
+    The float32 form does in place what `F.rms_norm` does, which on a CPU is half as many operations.
+    """
+    if values.dtype != torch.float32:
+        return F.rms_norm(values, values.shape[-1:], None, eps) * weight
+    scale = (values * values).sum(-1, keepdim=True).mul_(1 / values.shape[-1]).add_(eps).rsqrt_()
+    return (values * scale).mul_(weight)
+
+
+def linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """values [T, in] times weight [in, out], plus bias."""
+    return values @ weight if bias is None else torch.addmm(bias, values, weight)
+
+
+def _attend(
+    hidden: torch.Tensor,
+    layer: LayerWeights,
+    pages: torch.Tensor,
+    inputs: DecoderInputs,
+    config: DecoderConfig,
+    window: int | None,
+) -> torch.Tensor:
+    """Residual stream [T, E] plus attention."""
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    normed = rms_norm(hidden, layer.input_norm, config.norm_eps)
+    qkv = linear(normed, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, config.head_dim)
+    turned = qkv[:, : heads + kv_heads]
+    if layer.qk_norm is not None:
+        turned = rms_norm(turned, layer.qk_norm, config.norm_eps)
+    turned = rotate(turned, inputs.rotary_rows)
+    _write(pages, inputs.attention.slot_mapping, turned[:, heads:], qkv[:, heads + kv_heads :])
+    output = paged_attention(
+        turned[:, :heads],
+        pages[:, :, :kv_heads],
+        pages[:, :, kv_heads:],
+        inputs.attention,
+        scale=config.head_dim**-0.5,
+        window=window,
+    )
+    return hidden + linear(output.flatten(1), layer.output, layer.output_bias)
+
+
+def _write(pages: torch.Tensor, slot_mapping: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Store keys and values [T, Hkv, D] at their slots of pages [num_blocks, block_size, 2 Hkv, D]."""
+    both = torch.cat([keys, values], 1)
+    if both.dtype == torch.float16:
+        # Half precision overflows in some models; a NaN left in a page would spoil whoever gets the block next.
+        both = both.nan_to_num_()
+    pages.view(-1, *pages.shape[2:]).index_copy_(0, slot_mapping, both)
+
+
+def _feed_forward(hidden: torch.Tensor, layer: LayerWeights, eps: float) -> torch.Tensor:
+    """Residual stream [T, E] plus the gated feed-forward."""
+    gate, up = linear(rms_norm(hidden, layer.post_norm, eps), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+    return hidden + linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)

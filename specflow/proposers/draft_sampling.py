@@ -1,0 +1,66 @@
+"""Choosing drafts from a drafter's logits, and remembering the law they were drawn from."""
+
+from typing import Literal
+
+import torch
+
+from specflow.kernels.argmax import lowest_argmax
+from specflow.samplers.noise import DRAFT, gumbel_argmax, gumbel_noise
+
+SampleMethod = Literal["greedy", "probabilistic"]
+
+
+class DraftSampler:
+    """Draws the K drafts of a round, one call per position.
+
+    greedy: the highest logit, the lowest id among equals; the law is one-hot and not stored.
+    probabilistic: softmax(logits / temperature) by Gumbel argmax with noise that is a function of (seed, position)
+    alone; requests with temperature 0 take the highest logit. What is stored is the very tensor that was sampled from.
+    """
+
+    def __init__(
+        self, method: SampleMethod, *, max_rows: int, num_drafts: int, vocab_size: int, device: torch.device
+    ) -> None:
+        """vocab_size: columns of the stored logits; those that the drafter's logits lack stay at -inf."""
+        self._store: torch.Tensor | None = None
+        if method == "probabilistic":
+            shape = (max_rows, num_drafts, vocab_size)
+            self._store = torch.full(shape, float("-inf"), dtype=torch.float32, device=device)
+
+    def begin(
+        self, temperature: torch.Tensor, seeds: torch.Tensor, num_tokens: torch.Tensor, all_greedy: bool
+    ) -> None:
+        """Start a round of R requests: temperature [R] float32, seeds [R] int64, num_tokens [R] int64."""
+        self._peaks: list[torch.Tensor] = []
+        self._sampled = self._store is not None and not all_greedy
+        self._seeds, self._num_tokens = seeds, num_tokens
+        if self._sampled:
+            self._greedy_rows = (temperature == 0).unsqueeze(1)
+            self._divisor = torch.where(self._greedy_rows, 1.0, temperature.unsqueeze(1))
+
+    def choose(self, index: int, logits: torch.Tensor) -> torch.Tensor:
+        """Draft number `index` (from 0) of each request, [R] int64, from logits [R, V'] with V' <= V.
+
+        Rows with NaN or infinite logits get some id; `usable` excludes them.
+        """
+        self._peaks.append(logits.amax(-1))
+        if not self._sampled:
+            return lowest_argmax(logits)
+        assert self._store is not None
+        best = lowest_argmax(logits)
+        scaled = logits.float() / self._divisor
+        noise = gumbel_noise(self._seeds, self._num_tokens + index, DRAFT, logits.shape[1])
+        ids = torch.where(self._greedy_rows.squeeze(1), best, gumbel_argmax(scaled, noise))
+        one_hot = torch.full_like(scaled, float("-inf")).scatter_(1, best.unsqueeze(1), 0.0)
+        self._store[: len(ids), index, : logits.shape[1]] = torch.where(self._greedy_rows, one_hot, scaled)
+        return ids
+
+    def usable(self) -> torch.Tensor:
+        """Leading drafts of each request whose logits were finite at the top, [R] int64."""
+        return torch.stack(self._peaks).isfinite().to(torch.int64).cumprod(0).sum(0)
+
+    def law(self) -> torch.Tensor | None:
+        """Logits of the sampled law, [R, K, V] float32, valid until the next round; None when all is one-hot."""
+        if not self._sampled or self._store is None:
+            return None
+        return self._store[: len(self._seeds)]

@@ -1,0 +1,85 @@
+"""Numbers as text, the same in the table, the plots and the page. What does not exist reads "n/a", never NaN."""
+
+from collections.abc import Sequence
+
+from specflow.metrics.acceptance import AcceptanceCounts
+from specflow.metrics.latency import TimeShares
+from specflow.metrics.summary import SeriesSummary
+
+__all__ = [
+    "NOT_AVAILABLE",
+    "VERDICT_COLOURS",
+    "count",
+    "memory",
+    "milliseconds",
+    "percent",
+    "position_rates",
+    "range_of",
+    "rates",
+    "shares",
+    "slower_sentence",
+    "times",
+]
+
+NOT_AVAILABLE = "n/a"
+VERDICT_COLOURS = {"verified": "green", "verified_up_to_ties": "yellow", "failed": "red", "not_applicable": "yellow"}
+
+
+def count(value: float | None, digits: int | None = None) -> str:
+    """A number with about three significant digits, or with `digits` decimals."""
+    if value is None:
+        return NOT_AVAILABLE
+    if digits is None:
+        digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}".replace(",", " ") if abs(value) >= 10000 else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction in percent."""
+    return NOT_AVAILABLE if value is None else f"{100 * value:.1f}%"
+
+
+def times(value: float | None) -> str:
+    """A factor."""
+    return NOT_AVAILABLE if value is None else f"{value:.2f}×"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """A time in milliseconds, without the unit."""
+    return NOT_AVAILABLE if seconds is None else count(1000 * seconds)
+
+
+def memory(size: int | None) -> str:
+    """Bytes in MiB or GiB."""
+    if size is None:
+        return NOT_AVAILABLE
+    mib = size / 2**20
+    return f"{mib:.0f} MiB" if mib < 1000 else f"{mib / 1024:.1f} GiB"
+
+
+def shares(value: TimeShares) -> str:
+    """Percent of the step time spent on drafting, verifying and everything else."""
+    parts = (value.propose, value.verify, value.other)
+    return "/".join(f"{100 * part:.0f}" for part in parts) if any(parts) else NOT_AVAILABLE
+
+
+def rates(values: Sequence[float | None]) -> str:
+    """Rates in percent, without the sign, one after the other."""
+    return " ".join(NOT_AVAILABLE if value is None else f"{100 * value:.0f}" for value in values) or NOT_AVAILABLE
+
+
+def position_rates(counts: AcceptanceCounts) -> str:
+    """Both kinds of per-position rates in one line."""
+    conditional, unconditional = counts.per_position_conditional, counts.per_position_unconditional
+    return f"conditional {rates(conditional)} · unconditional {rates(unconditional)} (%)"
+
+
+def range_of(series: SeriesSummary) -> str:
+    """Slowest and fastest repeat in tokens per second; empty with a single repeat."""
+    found = series.tokens_per_second_range
+    return f"{count(found[0])}–{count(found[1])}" if found and len(series.repeats) > 1 else ""
+
+
+def slower_sentence(series: SeriesSummary) -> str:
+    """The plain word for a speed-up below 1."""
+    return f"{series.label}: slower than plain ({times(series.speedup)})"

@@ -1,0 +1,258 @@
+"""One run: check every option, start the listeners, do the task, and always say how it ended."""
+
+import errno
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from specflow.composition import plain_config
+from specflow.errors import ConfigError, SpecflowError, StorageError
+from specflow.interrupts import interruptible
+from specflow.options import build_options, show
+from specflow.plugins.component import Kind
+from specflow.plugins.registry import RegisteredComponent, Registry
+from specflow.plugins.relay import is_disk_full
+from specflow.tasks.base import Task, TaskContext
+from specflow.tasks.context import RegistryContext
+from specflow.tracking.events import RunFinished, RunStarted
+from specflow.tracking.facts import collect_facts
+from specflow.words import did_you_mean, valid_names
+
+__all__ = ["CrashError", "Plan", "check", "execute", "is_tracked", "objective", "run"]
+
+ERROR_LOG = "error.log"
+_TOP_LEVEL = (*map(str, Kind), "sampling", "seed", "objective")
+_OBJECTIVES = ("speedup", "tokens_per_second")  # without `objective`: the first metric that has the word in it
+
+
+class CrashError(SpecflowError):
+    """A fault of the program or of a plugin's code; its traceback lies in the run's folder."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run whose options are all valid; nothing is loaded yet."""
+
+    config: Mapping[str, Any]
+    registry: Registry
+    task: Task
+    components: Mapping[Kind, RegisteredComponent]
+
+    def build(self, kind: Kind) -> Any:
+        """A fresh component of the composition, or None for an absent proposer."""
+        if kind not in self.components:
+            return None
+        return self.components[kind].build(self.config[kind])
+
+    @property
+    def name(self) -> str:
+        """Short name of the run, for instance "ngram on bundled"."""
+        task = self.components[Kind.TASK].component.name
+        if Kind.TARGET not in self.task.needs:
+            return task
+        method = self.components[Kind.PROPOSER].component.name if Kind.PROPOSER in self.components else "plain"
+        name = f"{method} on {self.components[Kind.TARGET].component.name}"
+        return name if task == "bench" else f"{task}: {name}"
+
+
+# -- checking ------------------------------------------------------------------------------------------------------
+def check(config: Mapping[str, Any], registry: Registry) -> Plan:
+    """Check the whole composition before anything is loaded. Raises `ConfigError` with every problem found.
+
+    config: plain containers. A task that is not tracked (a listing) only needs its own options and its `needs`.
+    """
+    problems = [_unknown_top_level(key, value) for key, value in config.items() if key not in _TOP_LEVEL]
+    task_component = _choose(config, registry, Kind.TASK)
+    task: Task = task_component.build(config[Kind.TASK])
+    kinds = list(Kind) if task.tracked else [Kind.TASK, *task.needs]
+    if task.tracked:
+        problems += _run_level_problems(config)
+    components: dict[Kind, RegisteredComponent] = {}
+    for kind in kinds:
+        if kind is Kind.PROPOSER and config.get(kind) is None:
+            continue
+        try:
+            components[kind] = _choose(config, registry, kind)
+            components[kind].check(config[kind])
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
+    return Plan(config, registry, task, components)
+
+
+def _choose(config: Mapping[str, Any], registry: Registry, kind: Kind) -> RegisteredComponent:
+    node = config.get(kind)
+    name = node.get("name") if isinstance(node, Mapping) else None
+    if not isinstance(name, str):
+        names = valid_names("", registry.components(kind))
+        plus = "+" if kind is Kind.PROPOSER else ""
+        raise ConfigError(f"{kind}={show(node)}: no {kind} is chosen. Write {plus}{kind}=NAME, one of: {names}.")
+    return registry.get(kind, name)
+
+
+def _unknown_top_level(key: str, value: Any) -> str:
+    hint = did_you_mean(key, _TOP_LEVEL)
+    return f"{key}={show(value)}: there is no {key!r} at the top level.{hint} Valid: {valid_names(key, _TOP_LEVEL)}."
+
+
+def _run_level_problems(config: Mapping[str, Any]) -> list[str]:
+    from specflow.core.sampling_params import SamplingParams  # here: listings need no sampling
+
+    problems = []
+    try:
+        build_options(SamplingParams, config.get("sampling") or {}, "sampling")
+    except ConfigError as error:
+        problems.append(str(error))
+    seed, wanted = config.get("seed", 0), config.get("objective")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        problems.append(f"seed={show(seed)} is not valid: it must be int.")
+    if wanted is not None and not isinstance(wanted, str):
+        problems.append(f"objective={show(wanted)} is not valid: it must be the name of a metric, or null.")
+    return problems
+
+
+# -- running -------------------------------------------------------------------------------------------------------
+def run(cfg: DictConfig, registry: Registry) -> float | None:
+    """Hydra's job: check and execute one composition. Returns the objective of a sweep.
+
+    Raises `SpecflowError` for everything that goes wrong, and `KeyboardInterrupt` when it was interrupted.
+    """
+    plan = check(plain_config(cfg), registry)
+    hydra = HydraConfig.get()
+    facts = collect_facts(registry.sources(), Path(hydra.runtime.cwd), hydra.overrides.task)
+    with interruptible():
+        finished = execute(plan, Path(hydra.runtime.output_dir), facts)
+    return objective(finished.metrics, plan.config.get("objective"))
+
+
+def is_tracked(config: Mapping[str, Any], registry: Registry) -> bool:
+    """Whether the chosen task gets an output folder and listeners; True when the task cannot be told."""
+    try:
+        return bool(getattr(_choose(config, registry, Kind.TASK).load_factory(), "tracked", True))
+    except SpecflowError:
+        return True
+
+
+def execute(plan: Plan, output_dir: Path, facts: Mapping[str, str]) -> RunFinished:
+    """Run a checked plan. Listeners hear of its start and of its end, however it ends."""
+    if not plan.task.tracked:
+        return _success(plan.task.run(_context(plan, output_dir, facts)))
+    _prepare(output_dir, plan.config)
+    with _listeners(plan):
+        event = RunStarted(str(plan.components[Kind.TASK].component.name), plan.name, plan.config, output_dir, facts)
+        try:
+            plan.registry.hooks.specflow_run_started(event=event)
+            finished = plan.task.run(_context(plan, output_dir, facts))
+        except BaseException as error:
+            raised = _for_user(error, output_dir)
+            _finish_after(plan, _ended_by(raised), raised)
+            raise raised from (error if raised is not error else error.__cause__)
+        plan.registry.hooks.specflow_run_finished(event=finished)
+    return _success(finished)
+
+
+def _context(plan: Plan, output_dir: Path, facts: Mapping[str, str]) -> TaskContext:
+    return RegistryContext(plan.config, output_dir, plan.build, plan.registry.hooks, facts, plan.registry)
+
+
+def _success(finished: RunFinished) -> RunFinished:
+    """A task may report a failure together with its results; the listeners had them, so now it is raised."""
+    if finished.status == "killed":
+        raise KeyboardInterrupt(finished.reason or "")
+    if finished.status != "finished":
+        raise SpecflowError(finished.reason or f"the run ended as {finished.status!r}.")
+    return finished
+
+
+def _ended_by(error: BaseException) -> RunFinished:
+    if isinstance(error, Exception):
+        return RunFinished("failed", str(error) or type(error).__name__)
+    return RunFinished("killed", str(error) or "interrupted")
+
+
+def _finish_after(plan: Plan, finished: RunFinished, error: BaseException) -> None:
+    """Tell the listeners; what goes wrong there is added to the error that came first."""
+    try:
+        plan.registry.hooks.specflow_run_finished(event=finished)
+    except Exception as trouble:
+        error.add_note(f"then, while closing: {trouble}")
+
+
+@contextmanager
+def _listeners(plan: Plan) -> Iterator[None]:
+    """Tracker, progress display and report, registered for the length of the run.
+
+    pluggy calls the last registered first: the report is written before the tracker collects the folder.
+    """
+    owner = plan.components[Kind.TRACKING]
+    listeners = [plan.build(Kind.TRACKING), *_displays()]
+    try:
+        for listener in listeners:
+            plan.registry.register_listener(listener, owner if listener is listeners[0] else None)
+        yield
+    finally:
+        for listener in listeners:
+            plan.registry.unregister_listener(listener)
+
+
+def _displays() -> list[Any]:
+    from specflow.report.listener import ReportWriter  # here: listings need neither
+    from specflow.report.progress import ProgressDisplay
+
+    return [ProgressDisplay(), ReportWriter()]
+
+
+# -- the output folder ---------------------------------------------------------------------------------------------
+def _prepare(output_dir: Path, config: Mapping[str, Any]) -> None:
+    """Make the folder and save the resolved composition, which also proves that it can be written to."""
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        (output_dir / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise storage_error(error, output_dir) from error
+
+
+def storage_error(error: OSError, output_dir: Path | None) -> StorageError:
+    """The failure to write results, with what to do about it."""
+    what = "the disk is full" if is_disk_full(error) else f"cannot write results ({error.strerror or error})"
+    where = error.filename or output_dir or "the run's folder"
+    return StorageError(f"{what}: {where}\nFree space or rights there, or choose another folder: hydra.run.dir=FOLDER")
+
+
+def _for_user(error: BaseException, output_dir: Path) -> BaseException:
+    """The same error if it is meant for the user; else one that is, with the traceback saved."""
+    if isinstance(error, SpecflowError) or not isinstance(error, Exception):
+        return error
+    if isinstance(error, OSError) and (is_disk_full(error) or _denied_within(error, output_dir)):
+        return storage_error(error, output_dir)
+    log = output_dir / ERROR_LOG
+    try:
+        log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        where = f"traceback in {log}"
+    except OSError:
+        where = "its traceback could not be saved: set SPECFLOW_TRACEBACK=1 to see it"
+    return CrashError(f"unexpected {type(error).__name__}: {error}\n({where})")
+
+
+def _denied_within(error: OSError, output_dir: Path) -> bool:
+    denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    return denied and str(error.filename or "").startswith(str(output_dir))
+
+
+def objective(metrics: Mapping[str, float], wanted: str | None) -> float | None:
+    """The metric a sweeper optimises: the one named, or else the first about speed-up, then throughput."""
+    if wanted is not None:
+        if wanted not in metrics:
+            hint = did_you_mean(wanted, metrics)
+            raise ConfigError(f"objective={wanted}: the run has no such metric.{hint} It has: {', '.join(metrics)}.")
+        return float(metrics[wanted])
+    found = [name for word in _OBJECTIVES for name in metrics if word in name]
+    return float(metrics[found[0]]) if found else None

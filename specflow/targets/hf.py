@@ -1,0 +1,161 @@
+"""Target `hf`: any Hugging Face causal language model whose layers use the attention interface."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from specflow.checkpoints.weights_hash import weights_hash
+from specflow.core.batch import PackedBatch, TargetOutput
+from specflow.core.limits import EngineLimits
+from specflow.errors import ConfigError, UnsupportedModelError
+from specflow.targets import transformers_facts as facts
+from specflow.targets.base import Taps, Target, TargetFacts
+from specflow.targets.loading import load_checkpoint
+from specflow.targets.paged_layers import PagedAttention
+from specflow.targets.probe import LayerShape, probe_layers
+from specflow.targets.proof import Proof, prove
+from specflow.targets.taps import TapHooks
+from specflow.targets.weight_layout import WeightLayout, lay_out_weights
+
+if TYPE_CHECKING:
+    from specflow.backends.base import Backend
+
+
+@dataclass(kw_only=True)
+class HfOptions:
+    """Options of target `hf`. Raises `ConfigError` on construction without a path."""
+
+    path: str = ""  # local folder, .gguf file or hub id
+    revision: str | None = None  # branch, tag or commit on the hub
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto = the checkpoint's own
+    tokenizer: str | None = None  # folder or hub id, when it is not beside the weights
+    trust_remote_code: bool = False  # run Python code that comes with the checkpoint
+    load_format: Literal["auto", "dummy"] = "auto"  # dummy = random weights, only config and tokenizer are read
+    prove: bool = True  # compare with the model's own attention before the first step
+    weight_layout: Literal["auto", "native"] = "auto"  # auto = transposed in memory where that is faster
+    experts: str = "grouped_mm"  # how transformers computes experts: grouped_mm, batched_mm or eager
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ConfigError("target hf needs a model: give target.path=FOLDER or target.path=OWNER/NAME.")
+
+
+class HfTarget(Target):
+    """A transformers model run on packed batches with the engine's attention.
+
+    `model` is the transformers model itself. One engine at a time: attaching again replaces the pages and hooks of the
+    engine before.
+    """
+
+    model: PreTrainedModel
+
+    def __init__(self, options: HfOptions) -> None:
+        self.options = options
+        self._shapes: tuple[LayerShape, ...] = ()
+        self._layout = WeightLayout(0, 0)
+        self._attention: PagedAttention | None = None
+        self._taps: TapHooks | None = None
+        self._proof: Proof | None = None
+
+    def load(self, backend: "Backend") -> None:
+        """See `Target.load`; also finds out by one token what each layer stores."""
+        self.model, self.tokenizer = load_checkpoint(self.options, backend.device)
+        self._shapes = probe_layers(self.model)
+        digest = weights_hash(self.model.state_dict())
+        self._layout = lay_out_weights(self.model, self.options.weight_layout)
+        self._selects_rows = facts.selects_rows(self.model)
+        self.facts = self._facts(digest)
+
+    def _facts(self, digest: str) -> TargetFacts:
+        config, model = facts.text_config(self.model), self.model
+        highest = max(self.tokenizer.get_vocab().values(), default=-1) + 1
+        values = sum(shape.kv_size for shape in self._shapes)
+        return TargetFacts(
+            name=Path(self.options.path).name,
+            architecture=type(model).__name__,
+            vocab_size=config.vocab_size,
+            num_token_ids=min(highest, config.vocab_size),
+            hidden_size=config.hidden_size,
+            num_layers=len(self._shapes),
+            max_model_len=facts.max_positions(config),
+            eos_token_ids=facts.eos_token_ids(model, self.tokenizer),
+            dtype=model.dtype,
+            num_parameters=model.num_parameters(),
+            checkpoint_hash=digest,
+            kv_bytes_per_token=values * model.dtype.itemsize,
+        )
+
+    def attach(self, limits: EngineLimits, taps: Taps) -> None:
+        """See `Target.attach`. Pages are per layer two tensors [num_blocks, block_size, Hkv, D].
+
+        Raises `UnsupportedModelError` when the model follows a rule that packed attention cannot know,
+        `ConfigError` for a tap on a layer that is not there or pages that do not fit into memory.
+        """
+        self.detach()
+        self._check_rope(limits.max_model_len)
+        if self.options.prove and self._proof is None:
+            self._proof = prove(self.model, self._shapes)
+        self._taps = TapHooks(self.model, taps)
+        try:
+            self._attention = PagedAttention.for_engine(self._shapes, limits)
+        except ConfigError:
+            self.detach()
+            raise
+        self._attention.enter(self.model)
+
+    def _check_rope(self, max_model_len: int) -> None:
+        rope = facts.length_dependent_rope(facts.text_config(self.model))
+        if rope is not None and max_model_len > rope[1]:
+            raise UnsupportedModelError(
+                f"{self.facts.name} uses {rope[0]} rotary embeddings: past {rope[1]} positions a long request would "
+                f"change the rotation of every other request in its batch. Set max_model_len={rope[1]} or less."
+            )
+
+    def detach(self) -> None:
+        """Drop pages, hooks and the registered attention; the model then runs as transformers made it."""
+        if self._taps is not None:
+            self._taps.remove()
+        if self._attention is not None:
+            self._attention.leave(self.model)
+        self._taps = self._attention = None
+
+    def kv_pages(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [num_blocks, block_size, Hkv, D] of a decoder layer, for drafters that read them."""
+        assert self._attention is not None, "attach first"
+        return self._attention.pages(self._shapes[layer].module)
+
+    def forward(self, batch: PackedBatch) -> TargetOutput:
+        """Run one packed batch; logits [N, V], taps [T, E], all valid until the next pass."""
+        attention, taps = self._attention, self._taps
+        assert attention is not None, "attach first"
+        assert taps is not None
+        attention.inputs = batch.attention
+        rows = {"logits_to_keep": batch.logit_rows} if self._selects_rows else {}
+        with torch.inference_mode():
+            output = self.model(
+                input_ids=batch.token_ids.unsqueeze(0),
+                position_ids=batch.positions.unsqueeze(0),
+                use_cache=False,
+                **rows,
+            )
+            logits = output.logits[0] if rows else output.logits[0, batch.logit_rows]
+        return TargetOutput(logits=logits, hidden=dict(taps.hidden), last_hidden=taps.last_hidden)
+
+    def describe(self) -> dict[str, str]:
+        """What really ran."""
+        model, known = self.model, self.facts
+        return {
+            "target": f"{known.name} ({known.architecture})",
+            "parameters": f"{known.num_parameters:,}",
+            "dtype": str(known.dtype).removeprefix("torch."),
+            "quantisation": facts.quantisation(model) or "none",
+            "weights": f"hash {known.checkpoint_hash}"
+            + (" (random: load_format=dummy)" if self.options.load_format == "dummy" else ""),
+            "weight layout": str(self._layout),
+            "attention": "paged, plain torch",
+            "attention proof": str(self._proof) if self._proof else "not run",
+            "experts": facts.experts_implementation(model) or "none",
+        }

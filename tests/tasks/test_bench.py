@@ -1,0 +1,152 @@
+"""The benchmark task: what it measures, what it proves and when it fails."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specflow.core.draft import Verdict, VerifyInputs
+from specflow.core.sampling_params import SamplingParams
+from specflow.errors import ConfigError
+from specflow.proposers.ngram import NgramOptions, NgramProposer
+from specflow.samplers.standard import StandardOptions, StandardSampler
+from specflow.tasks.bench import BenchOptions, BenchTask
+from specflow.testing.proposers import NoiseProposer, OracleProposer
+from specflow.workloads.base import Prompt
+from tests.engine.helpers import make_engine
+from tests.tasks.helpers import make_context, texts
+
+QUICK = {"batch_sizes": (1, 2), "repeats": 1, "cost_curve": False}
+
+
+def run(context: Any, **options: Any) -> Any:
+    return BenchTask(BenchOptions(**{**QUICK, **options})).run(context)
+
+
+def oracle(folder: Path, prompts: list[Prompt], num_drafts: int = 3) -> OracleProposer:
+    engine = make_engine(folder)
+    outputs = engine.generate([prompt.turns[0] for prompt in prompts], SamplingParams(max_tokens=30, ignore_eos=True))
+    known = {prompt.id: [*out.prompt_ids, *out.token_ids] for prompt, out in zip(prompts, outputs, strict=True)}
+    return OracleProposer(known, num_drafts, vocab_size=384)
+
+
+def test_both_methods_at_every_batch_size(llama_folder: Path, tmp_path: Path) -> None:
+    context = make_context(llama_folder, tmp_path, NgramProposer(NgramOptions(num_speculative_tokens=3)))
+    done = run(context, repeats=2, cost_curve=True)
+    summary = done.summary
+    assert [(one.method, one.batch_size) for one in summary.series] == [
+        ("plain", 1), ("ngram", 1), ("plain", 2), ("ngram", 2)
+    ]
+    assert done.status == "finished"
+    assert summary.lossless.status == "verified"
+    assert summary.lossless.compared_requests == 8  # two prompts, two batch sizes, two repeats
+    for one in summary.series:
+        assert one.tokens_per_second > 0
+        assert len(one.repeats) == 2
+    assert summary.cost_curve[0].relative == 1
+    assert [point.query_tokens for point in summary.cost_curve] == [1, 2, 4, 8, 16]
+
+
+def test_events_reach_the_listeners(llama_folder: Path, tmp_path: Path) -> None:
+    context = make_context(llama_folder, tmp_path, NgramProposer(NgramOptions()))
+    run(context)
+    series = context.hooks.of("specflow_series_started")
+    assert [one.warmup for one in series] == [True, True, False, False] * 2
+    rows = context.hooks.of("specflow_request_finished")
+    assert len(rows) == 4 * (1 + 2)
+    steps = context.hooks.of("specflow_step_finished")
+    assert sum(step.num_emitted for step in steps) == sum(row.output_tokens for row in rows)
+
+
+def test_plain_decoding_alone(llama_folder: Path, tmp_path: Path) -> None:
+    done = run(make_context(llama_folder, tmp_path))
+    assert [one.method for one in done.summary.series] == ["plain", "plain"]
+    assert done.summary.lossless.status == "not_applicable"
+
+
+def test_least_acceptance_length(llama_folder: Path, tmp_path: Path) -> None:
+    """C58: noise misses a least acceptance length, the oracle reaches it; plain decoding cannot have one."""
+    prompts = texts("the rain in spain", "a rose is a rose")
+    noise = make_context(llama_folder, tmp_path, NoiseProposer(3, 384), prompts, ignore_eos=True)
+    done = run(noise, require_acceptance_length=1.5)
+    assert done.status == "failed"
+    assert "require_acceptance_length=1.5" in done.reason
+    assert done.summary is not None
+    right = make_context(llama_folder, tmp_path, oracle(llama_folder, prompts), prompts, ignore_eos=True)
+    assert run(right, require_acceptance_length=1.5).status == "finished"
+    assert "no proposer ran" in run(make_context(llama_folder, tmp_path), require_acceptance_length=1.5).reason
+
+
+class _Greedless(StandardSampler):
+    """Sabotage: accepts every draft."""
+
+    def verify(self, logits: torch.Tensor, inputs: VerifyInputs) -> Verdict:
+        verdict = super().verify(logits, inputs)
+        if inputs.draft_ids.shape[1] == 0 or not inputs.num_drafts.any():
+            return verdict
+        tokens = torch.cat([inputs.draft_ids, verdict.token_ids[:, :1]], 1)
+        keep = torch.arange(tokens.shape[1]) <= inputs.num_drafts.unsqueeze(1)
+        return Verdict(tokens.clamp(min=0).where(keep, -1), inputs.num_drafts + 1, inputs.num_drafts)
+
+
+def test_a_wrong_sampler_fails_the_run(llama_folder: Path, tmp_path: Path) -> None:
+    """The gate can fail: accepting everything is found, with request, position and gap."""
+    sampler = _Greedless(StandardOptions())
+    context = make_context(llama_folder, tmp_path, NoiseProposer(3, 384), sampler=sampler, ignore_eos=True)
+    done = run(context)
+    assert done.status == "failed"
+    assert "FAILED" in done.reason
+    found = done.summary.lossless.first_difference
+    assert found["expected"] != found["actual"]
+    assert found["gap"] > 0
+    assert run(context, require_lossless=False).status == "finished"
+
+
+def test_sampling_is_not_compared_token_by_token(llama_folder: Path, tmp_path: Path) -> None:
+    done = run(make_context(llama_folder, tmp_path, NgramProposer(NgramOptions()), temperature=1.0))
+    assert done.summary.lossless.status == "not_applicable"
+    assert "temperature 1" in done.summary.lossless.sentence()
+
+
+def test_the_method_that_ran_comes_from_the_object(llama_folder: Path, tmp_path: Path) -> None:
+    """C54."""
+    done = run(make_context(llama_folder, tmp_path, NgramProposer(NgramOptions(num_speculative_tokens=2))))
+    assert done.summary.really_ran["proposer"]["method"] == "ngram"
+
+
+def test_later_turns_hold_the_targets_own_answers(qwen3_folder: Path, tmp_path: Path) -> None:
+    prompts = [Prompt("talk", ("hello there", "and then"), chat=True), Prompt("short", ("one",), chat=True)]
+    context = make_context(qwen3_folder, tmp_path, NgramProposer(NgramOptions()), prompts)
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    build = context.build
+
+    def with_template(kind: Any) -> Any:
+        part = build(kind)
+        if hasattr(part, "tokenizer") or kind == "target":
+            load = part.load
+            part.load = lambda backend: (load(backend), setattr(part.tokenizer, "chat_template", template))[0]
+        return part
+
+    object.__setattr__(context, "build", with_template)
+    done = run(context, batch_sizes=(1,), warmup_requests=0)
+    assert done.summary.lossless.status == "verified"
+    rows = context.hooks.of("specflow_request_finished")
+    assert sorted({row.request_id for row in rows}) == ["short", "talk", "talk/turn-2"]
+    second = next(row for row in rows if row.request_id == "talk/turn-2")
+    first = next(row for row in rows if row.request_id == "talk")
+    assert second.prompt_tokens > first.prompt_tokens + first.output_tokens // 2
+
+
+def test_more_requests_than_the_scheduler_allows(llama_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_num_seqs=4"):
+        run(make_context(llama_folder, tmp_path), batch_sizes=(1, 8))
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_sizes": ()}, {"batch_sizes": (0,)}, {"batch_sizes": (2, 2)}, {"repeats": 0},
+                {"warmup_requests": -1}, {"require_acceptance_length": 0.5}]
+)
+def test_impossible_options(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        BenchOptions(**options)
