@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None, registry: Registry | None = None) ->
     try:
         return _dispatch(words, registry or load_plugins())
     except KeyboardInterrupt as error:
-        print(f"interrupted{f': {error}' if str(error) else ''}; what had finished is kept", file=sys.stderr)
+        reason = f": {error}" if str(error) else ""
+        print("\n".join([f"interrupted{reason}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output is gone (`| head`): nothing more to say, and nobody to say it to.

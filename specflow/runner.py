@@ -20,7 +20,6 @@ from specflow.plugins.component import Kind
 from specflow.plugins.registry import RegisteredComponent, Registry
 from specflow.plugins.relay import is_disk_full
 from specflow.tasks.base import Task, TaskContext
-from specflow.tasks.context import RegistryContext
 from specflow.tracking.events import RunFinished, RunStarted
 from specflow.tracking.facts import collect_facts
 from specflow.words import did_you_mean, valid_names
@@ -153,6 +152,8 @@ def execute(plan: Plan, output_dir: Path, facts: Mapping[str, str]) -> RunFinish
             finished = plan.task.run(_context(plan, output_dir, facts))
         except BaseException as error:
             raised = _for_user(error, output_dir)
+            if isinstance(error, KeyboardInterrupt):
+                raised.add_note(f"what had finished is kept in {output_dir}")
             _finish_after(plan, _ended_by(raised), raised)
             raise raised from (error if raised is not error else error.__cause__)
         plan.registry.hooks.specflow_run_finished(event=finished)
@@ -160,7 +161,7 @@ def execute(plan: Plan, output_dir: Path, facts: Mapping[str, str]) -> RunFinish
 
 
 def _context(plan: Plan, output_dir: Path, facts: Mapping[str, str]) -> TaskContext:
-    return RegistryContext(plan.config, output_dir, plan.build, plan.registry.hooks, facts, plan.registry)
+    return TaskContext(plan.config, output_dir, plan.build, plan.registry.hooks, facts, plan.registry)
 
 
 def _success(finished: RunFinished) -> RunFinished:

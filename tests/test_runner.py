@@ -207,7 +207,8 @@ def test_trouble_while_closing_is_told_but_does_not_hide_the_error(run: Any, plu
 def test_a_keyboard_interrupt_keeps_rows_and_marks_the_run_killed(run: Any, plugin: ProbePlugin) -> None:
     code, err = run(raising(KeyboardInterrupt()))
     assert code == 130
-    assert "interrupted" in err
+    assert err.splitlines()[0] == "interrupted"
+    assert f"kept in {plugin.contexts[0].output_dir}" in err
     assert heard(plugin) == (["first"], "killed", "interrupted")
 
 

@@ -14,7 +14,12 @@ _NOTE = " (chosen by backend=auto)"
 
 @dataclass(frozen=True, kw_only=True)
 class AutoOptions:
-    """Options of `backend=auto`: none; name a backend to set its options."""
+    """Options of `backend=auto`; name a backend to set the options that only it has."""
+
+    threads: int | None = None  # processor threads, if the processor is chosen; None = torch's own choice
+
+    def __post_init__(self) -> None:
+        CpuOptions(threads=self.threads)  # the same rule
 
 
 def auto_backend(options: AutoOptions) -> Backend:
@@ -23,4 +28,4 @@ def auto_backend(options: AutoOptions) -> Backend:
         return CudaBackend(CudaOptions(), note=_NOTE)
     if RocmBackend.missing() is None:
         return RocmBackend(RocmOptions(), note=_NOTE)
-    return CpuBackend(CpuOptions(), note=_NOTE)
+    return CpuBackend(CpuOptions(threads=options.threads), note=_NOTE)

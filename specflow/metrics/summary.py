@@ -38,6 +38,7 @@ __all__ = [
 
 PLAIN = "plain"  # method name of decoding without drafts
 _SCHEMA = 1  # of summary.json
+_UNSTEADY = 1.3  # fastest over slowest repeat
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,11 @@ class BenchSummary:
     def slower_than_plain(self) -> list[SeriesSummary]:
         """Series whose speed-up is below 1."""
         return [series for series in self.series if series.speedup is not None and series.speedup < 1]
+
+    def unsteady(self) -> list[SeriesSummary]:
+        """Series whose repeats differ so much in speed that the speed-up says little."""
+        ranges = ((series, series.tokens_per_second_range) for series in self.series)
+        return [series for series, found in ranges if found and found[1] > _UNSTEADY * found[0]]
 
     def acceptance_by_method(self) -> dict[str, AcceptanceCounts]:
         """Rounds of each method that drafted, pooled over batch sizes: acceptance hardly depends on them."""

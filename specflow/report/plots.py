@@ -47,7 +47,13 @@ def acceptance_plot(summary: BenchSummary, dark: bool = False) -> bytes | None:
             _conditional_marks(axes, places, counts.per_position_conditional, colours[method], dark)
             if len(drafted) == 1 and most <= 10:
                 # At the foot of the bars, where no mark can lie on them.
-                _bar_labels(axes, places, [0.0] * len(bars), [f"{value:.0f}%" for value in bars], "#ffffff")
+                _bar_labels(
+                    axes,
+                    places,
+                    [0.0] * len(bars),
+                    [f"{value:.0f}%" if value >= 6 else "" for value in bars],
+                    "#ffffff",
+                )
         axes.set_xticks(range(1, most + 1))
         axes.set_xlim(0.4, most + 0.6)
         axes.set_ylim(0, 105)
@@ -167,6 +173,7 @@ def _figure(dark: bool) -> Iterator[tuple[Any, io.BytesIO]]:
     theme, buffer = _theme(dark), io.BytesIO()
     figure = Figure(figsize=_INCHES, dpi=_DPI, facecolor=theme.paper, layout="constrained")
     FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[call-arg, union-attr]
     axes = figure.add_subplot(facecolor=theme.paper)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(theme.faint)

@@ -37,10 +37,8 @@ def render_summary(summary: BenchSummary, console: Console) -> None:
 def _parts(summary: BenchSummary, width: int) -> Iterator[RenderableType]:
     yield summary_table(summary, narrow=width < WIDTH)
     yield from _position_lines(summary)
-    for series in summary.slower_than_plain():
-        yield Text(wording.slower_sentence(series), style="yellow")
-    for note in summary.notes:
-        yield Text(f"note: {note}", style="yellow")
+    for warning in wording.warnings(summary):
+        yield Text(warning, style="yellow")
     yield Text(summary.lossless.sentence(), style=f"bold {wording.VERDICT_COLOURS[summary.lossless.status]}")
     if summary.cost_curve:
         yield _cost_curve(summary)
@@ -109,5 +107,10 @@ def _really_ran(sections: Mapping[str, Mapping[str, str]]) -> Table:
     table.add_column(overflow="fold")
     for section, facts in sections.items():
         if facts:
-            table.add_row(section, ", ".join(f"{name} {value}" for name, value in facts.items()))
+            table.add_row(section, ", ".join(f"{name} {_short(name, value)}" for name, value in facts.items()))
     return table
+
+
+def _short(name: str, value: str) -> str:
+    """Hashes are whole in the files; here their beginning tells them apart."""
+    return value[:16] if name == "sha256" else value

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from specflow.metrics.acceptance import AcceptanceCounts
 from specflow.metrics.latency import TimeShares
-from specflow.metrics.summary import SeriesSummary
+from specflow.metrics.summary import BenchSummary, SeriesSummary
 
 __all__ = [
     "NOT_AVAILABLE",
@@ -17,8 +17,8 @@ __all__ = [
     "range_of",
     "rates",
     "shares",
-    "slower_sentence",
     "times",
+    "warnings",
 ]
 
 NOT_AVAILABLE = "n/a"
@@ -80,6 +80,11 @@ def range_of(series: SeriesSummary) -> str:
     return f"{count(found[0])}–{count(found[1])}" if found and len(series.repeats) > 1 else ""
 
 
-def slower_sentence(series: SeriesSummary) -> str:
-    """The plain word for a speed-up below 1."""
-    return f"{series.label}: slower than plain ({times(series.speedup)})"
+def warnings(summary: BenchSummary) -> list[str]:
+    """What has to stand beside the numbers: speed-ups below 1, unsteady repeats, and the run's own notes."""
+    slower = [f"{one.label}: slower than plain ({times(one.speedup)})" for one in summary.slower_than_plain()]
+    unsteady = [
+        f"{one.label}: repeats between {range_of(one)} tokens/s; the machine was not steady enough for a comparison"
+        for one in summary.unsteady()
+    ]
+    return [*slower, *unsteady, *(f"note: {text}" for text in summary.notes)]

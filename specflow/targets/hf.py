@@ -73,6 +73,7 @@ class HfTarget(Target):
         config, model = facts.text_config(self.model), self.model
         highest = max(self.tokenizer.get_vocab().values(), default=-1) + 1
         values = sum(shape.kv_size for shape in self._shapes)
+        positions, rope = facts.max_positions(config), facts.length_dependent_rope(config)
         return TargetFacts(
             name=Path(self.options.path).name,
             architecture=type(model).__name__,
@@ -80,7 +81,7 @@ class HfTarget(Target):
             num_token_ids=min(highest, config.vocab_size),
             hidden_size=config.hidden_size,
             num_layers=len(self._shapes),
-            max_model_len=facts.max_positions(config),
+            max_model_len=positions if rope is None else min(positions, rope[1]),
             eos_token_ids=facts.eos_token_ids(model, self.tokenizer),
             dtype=model.dtype,
             num_parameters=model.num_parameters(),
@@ -111,7 +112,7 @@ class HfTarget(Target):
         if rope is not None and max_model_len > rope[1]:
             raise UnsupportedModelError(
                 f"{self.facts.name} uses {rope[0]} rotary embeddings: past {rope[1]} positions a long request would "
-                f"change the rotation of every other request in its batch. Set max_model_len={rope[1]} or less."
+                f"change the rotation of every other request in its batch. Set scheduler.max_model_len={rope[1]} or less."
             )
 
     def detach(self) -> None:
@@ -158,4 +159,9 @@ class HfTarget(Target):
             "attention": "paged, plain torch",
             "attention proof": str(self._proof) if self._proof else "not run",
             "experts": facts.experts_implementation(model) or "none",
+            "context": f"{known.max_model_len} tokens" + self._context_note(),
         }
+
+    def _context_note(self) -> str:
+        rope = facts.length_dependent_rope(facts.text_config(self.model))
+        return "" if rope is None else f" ({rope[0]} rotary embeddings are batch-independent only so far)"

@@ -39,10 +39,9 @@ class PagedAttention:
                 donor = owned[shape.donor]
                 layer = _Layer(donor.keys, donor.values, writes=False)
             else:
-                sizes = [
-                    (num_blocks, block_size, shape.num_kv_heads, size) for size in (shape.key_size, shape.value_size)
-                ]
-                layer = _Layer(*_allocate(sizes, like), writes=True)
+                heads = (num_blocks, block_size, shape.num_kv_heads)
+                keys, values = _allocate((*heads, shape.key_size), like), _allocate((*heads, shape.value_size), like)
+                layer = _Layer(keys, values, writes=True)
             owned.append(layer)
             self._layers[shape.module] = layer
 
@@ -103,11 +102,11 @@ class PagedAttention:
         return attend
 
 
-def _allocate(shapes: list[tuple[int, ...]], like: torch.Tensor) -> list[torch.Tensor]:
+def _allocate(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     try:
-        return [like.new_zeros(shape) for shape in shapes]
+        return like.new_zeros(shape)
     except RuntimeError as error:  # torch's own out-of-memory errors are RuntimeErrors
         raise ConfigError(
-            f"KV pages of shapes {shapes} per layer do not fit into the memory of {like.device}: {error}\n"
+            f"KV pages of shape {list(shape)} per layer do not fit into the memory of {like.device}: {error}\n"
             "Give fewer blocks (scheduler.num_kv_blocks) or a shorter context (scheduler.max_model_len)."
         ) from error

@@ -62,9 +62,9 @@ def prove(model: PreTrainedModel, shapes: tuple[LayerShape, ...]) -> Proof:
     result = _compare(expected.double(), found.double(), dtype)
     if not result.holds:
         raise UnsupportedModelError(
-            f"{type(model).__name__} gives other logits through specflow's packed attention than through its own: "
-            f"largest difference {result.max_abs_diff:.3g}, relative {result.error:.2g}, allowed {result.tolerance:g}.\n"
-            "It follows a rule that its attention calls do not tell, so its output would be wrong. It cannot be a target."
+            f"{type(model).__name__} gives other logits through packed attention than through its own: largest "
+            f"difference {result.max_abs_diff:.3g}, relative {result.error:.2g}, allowed {result.tolerance:g}.\n"
+            "It follows a rule that its attention calls do not tell, so its output would be wrong."
         )
     return result
 

@@ -4,10 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specflow.plugins.component import Kind
 from specflow.tracking.events import RunFinished
+
+if TYPE_CHECKING:
+    from specflow.plugins.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,9 @@ class TaskContext:
     config: Mapping[str, Any]  # resolved composition, plain containers
     output_dir: Path
     build: Callable[[Kind], Any]  # builds the composition's component of that kind; None for an absent proposer
-    hooks: Any  # pluggy relay: hooks.specflow_step_finished(record=…) and so on
+    hooks: Any  # relay of the life cycle: hooks.specflow_step_finished(record=…) and so on
     facts: Mapping[str, str]
+    registry: "Registry | None" = None  # for tasks that are about the plugins themselves
 
 
 class Task(ABC):

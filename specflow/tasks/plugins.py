@@ -11,7 +11,6 @@ from specflow.errors import PluginError
 from specflow.plugins.component import Kind
 from specflow.plugins.registry import RegisteredComponent, Registry
 from specflow.tasks.base import Task, TaskContext
-from specflow.tasks.context import RegistryContext
 from specflow.tracking.events import RunFinished
 
 __all__ = ["PluginsOptions", "PluginsTask", "component_table", "has_config"]
@@ -36,7 +35,7 @@ class PluginsTask(Task):
 
     def run(self, context: TaskContext) -> RunFinished:
         """Print the table, then every problem. Raises `PluginError` for problems when `strict`."""
-        assert isinstance(context, RegistryContext)
+        assert context.registry is not None
         problems = context.registry.problems
         console = Console()
         console.print(component_table(context.registry))

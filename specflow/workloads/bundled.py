@@ -17,6 +17,8 @@ BUNDLED_FILE = Path(__file__).parent / "data" / "bundled.jsonl"
 class BundledOptions(PromptOptions):
     """Options of `workload=bundled`."""
 
+    limit: int | None = 8  # number of prompts; None = all 24
+
 
 class BundledWorkload(PromptListWorkload):
     """Plain text prompts (`id`, `prompt`, `source` per line), no chat."""
