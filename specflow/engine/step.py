@@ -228,6 +228,7 @@ class StepRunner:
         requests = [item.request for item in items]
         samples = np.array([item.samples for item in items])
         most = _array([self._scheduler.max_drafts(request) for request in requests]) * samples
+        slots = _array([request.slot for request in requests])
         host = HostView(
             request_ids=[request.request_id for request in requests],
             num_tokens=_array([request.num_tokens for request in requests]),
@@ -237,15 +238,16 @@ class StepRunner:
             wants_drafts=samples & (most > 0),
             max_drafts=most,
             token_table=self.buffers.tokens.host,
-            slots=_array([request.slot for request in requests]),
-        )
-        slots = self.buffers.ints("propose.slots", host.slots)
-        return ProposeContext(
             slots=slots,
+            block_table=self.buffers.blocks.host[slots],
+        )
+        device_slots = self.buffers.ints("propose.slots", slots)
+        return ProposeContext(
+            slots=device_slots,
             num_tokens=self.buffers.ints("propose.num_tokens", host.num_tokens),
             max_drafts=self.buffers.ints("propose.max_drafts", most),
             token_table=self.buffers.tokens.device,
-            block_table=self.buffers.blocks.device[slots],
+            block_table=self.buffers.blocks.device[device_slots],
             temperature=self.buffers.floats(
                 "propose.temperature", np.array([request.sampling.temperature for request in requests])
             ),

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Requirements:
     """What a proposer needs of the engine, known before any buffer is allocated."""
 
-    taps: Taps = Taps()
+    taps: Taps = field(default_factory=Taps)
     target_kv: bool = False  # reads the target's own KV pages
     host_tokens: bool = False  # reads committed tokens on the host
     lookahead_tokens: int = 0  # KV positions past the anchor that drafting writes to pages of its own
@@ -53,6 +53,7 @@ class HostView:
     max_drafts: np.ndarray  # [B] int64: 0 … K, most drafts that can be used
     token_table: np.ndarray  # [max_num_seqs+1, width] int64; read only; only with Requirements.host_tokens
     slots: np.ndarray  # [B] int64
+    block_table: np.ndarray  # [B, max_blocks] int64; 0 where there is no block
 
 
 @dataclass(frozen=True)

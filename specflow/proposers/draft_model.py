@@ -159,8 +159,9 @@ class DraftModelProposer(Proposer):
         rows = np.flatnonzero(covered < ends)
         if len(rows):
             picked = torch.from_numpy(rows).to(context.slots.device)
+            decoder = self._decoder
             inputs, owners = chunk_inputs(
-                covered[rows], ends[rows], context.block_table[picked], self._decoder.rotary, self._decoder.block_size
+                covered[rows], ends[rows], host.block_table[rows], decoder.rotary, decoder.block_size, picked.device
             )
             ids = context.token_table[context.slots[picked][owners], inputs.attention.positions]
             self._forward(ids, inputs)

@@ -86,13 +86,18 @@ def _first_keys(block_table: torch.Tensor, lengths: np.ndarray, block_size: int)
 
 
 def chunk_inputs(
-    first: np.ndarray, last: np.ndarray, block_table: torch.Tensor, rotary: RotaryTable, block_size: int
+    first: np.ndarray,
+    last: np.ndarray,
+    host_blocks: np.ndarray,
+    rotary: RotaryTable,
+    block_size: int,
+    device: torch.device,
 ) -> tuple[DecoderInputs, torch.Tensor]:
-    """Inputs for positions first[r] … last[r]-1 of R requests (host [R] int64), and the owner of each token [T] int64.
+    """Inputs for positions first[r] … last[r]-1 of R requests, and the owner of each token, [T] int64.
 
-    Runs once per prompt chunk, so it may read the block table back.
+    first, last [R] and host_blocks [R, max_blocks] are int64 on the host.
     """
-    device = block_table.device
+    block_table = torch.from_numpy(host_blocks).to(device)
     lengths = last - first
     host_owners = np.repeat(np.arange(len(lengths)), lengths)
     starts = np.cumsum(lengths) - lengths
@@ -103,6 +108,6 @@ def chunk_inputs(
         slot_mapping=block_table[owners, positions // block_size] * block_size + positions % block_size,
         block_table=block_table,
         seq_len=torch.from_numpy(last).to(device),
-        groups=plan_groups(lengths, last, block_table.cpu().numpy(), block_size),
+        groups=plan_groups(lengths, last, host_blocks, block_size),
     )
     return DecoderInputs(attention, rotary.rows(positions)), owners

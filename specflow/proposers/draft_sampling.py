@@ -27,9 +27,7 @@ class DraftSampler:
             shape = (max_rows, num_drafts, vocab_size)
             self._store = torch.full(shape, float("-inf"), dtype=torch.float32, device=device)
 
-    def begin(
-        self, temperature: torch.Tensor, seeds: torch.Tensor, num_tokens: torch.Tensor, all_greedy: bool
-    ) -> None:
+    def begin(self, temperature: torch.Tensor, seeds: torch.Tensor, num_tokens: torch.Tensor, all_greedy: bool) -> None:
         """Start a round of R requests: temperature [R] float32, seeds [R] int64, num_tokens [R] int64."""
         self._peaks: list[torch.Tensor] = []
         self._sampled = self._store is not None and not all_greedy

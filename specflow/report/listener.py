@@ -115,7 +115,9 @@ class ReportWriter:
     def _print(self, summary: BenchSummary) -> None:
         assert self._event is not None
         render_summary(summary, self._console)
-        line = Text.assemble(("report: ", "dim"), _short(self._event.output_dir / "report.html"))
+        line = Text.assemble(
+            ("report: ", "dim"), _short(self._event.output_dir / "report.html", self._event.facts.get("launch_dir"))
+        )
         self._console.print(line, soft_wrap=True)
 
 
@@ -125,12 +127,10 @@ def _default_console() -> Console:
     return console if console.is_terminal else Console(width=WIDTH)
 
 
-def _short(path: Path) -> str:
-    """Relative to the working folder where the path lies below it."""
-    try:
-        return str(path.absolute().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+def _short(path: Path, launch_dir: str | None) -> str:
+    """As seen from the folder the command was started in, where the path lies below it."""
+    base = Path(launch_dir or Path.cwd())
+    return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
 
 
 def _json(data: Any) -> str:

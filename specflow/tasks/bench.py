@@ -28,6 +28,7 @@ from specflow.tasks.base import Task, TaskContext
 from specflow.tasks.measure import Measurement, measure, rendered
 from specflow.tracking.events import RunFinished, Series
 from specflow.workloads.base import Prompt, Workload
+from specflow.workloads.prompt_list import fit_template
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +68,13 @@ class BenchTask(Task):
     def run(self, context: TaskContext) -> RunFinished:
         """See `Task.run`. A failed requirement ends the run as failed, with all results kept."""
         workload: Workload = context.build(Kind.WORKLOAD)
-        prompts = workload.load()
+        prompts = workload.load()  # before the engine: a missing file should not wait for weights
         sampling: SamplingParams = build_options(SamplingParams, context.config.get("sampling") or {}, "sampling")
         engine = assemble(context.build)
         self._check_batch_sizes(engine)
-        bench = _Bench(self.options, engine, workload, prompts, sampling, context)
+        has_template = bool(getattr(engine.target.tokenizer, "chat_template", None))
+        prompts, note = fit_template(workload, prompts, has_template)
+        bench = _Bench(self.options, engine, workload, prompts, sampling, context, [note] if note else [])
         measured = bench.measure_all()
         verdict = bench.verdict(measured)
         summary = bench.summary(measured, verdict)
@@ -112,6 +115,7 @@ class _Bench:
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     context: TaskContext
+    notes: Sequence[str]
 
     @property
     def methods(self) -> list[str]:
@@ -179,7 +183,7 @@ class _Bench:
             cost_curve=cost_points(curve),
             workload=self.workload.describe(),
             lossy=lossy,
-            notes=_notes(self.engine),
+            notes=[*self.notes, *_notes(self.engine)],
         )
 
     def _run_facts(self) -> dict[str, str]:

@@ -27,7 +27,7 @@ class PromptOptions:
             raise ConfigError(f"workload.limit={self.limit}: must be 1 or more, or null for all prompts.")
         if self.request_rate is not None and not self.request_rate > 0:
             raise ConfigError(
-                f"workload.request_rate={self.request_rate}: must be above 0 (requests per second), or null for all at once."
+                f"workload.request_rate={self.request_rate}: must be above 0 per second, or null for all at once."
             )
 
 

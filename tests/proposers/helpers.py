@@ -106,6 +106,7 @@ def make_context(table: np.ndarray, blocks: np.ndarray, rows: tuple[Row, ...]) -
         max_drafts=most,
         token_table=table,
         slots=slots,
+        block_table=blocks[slots],
     )
     return ProposeContext(
         slots=torch.from_numpy(slots),

@@ -152,7 +152,7 @@ def test_record_of_a_run_is_complete(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert len(rows) == 24  # two methods, three repeats, four requests; the warm-up is no result
     assert {"token_ids", "accepted", "text"} <= set(rows[0])
-    assert str(tmp_path / "report.html") in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "report: report.html" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_interrupted_run_keeps_its_rows(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def refused(folder: Path | str, *words: str, **options: object) -> None:
 
 def test_path_is_required() -> None:
     """No path is a configuration error that says how to give one."""
-    with pytest.raises(ConfigError, match="target.path="):
+    with pytest.raises(ConfigError, match=r"target\.path="):
         HfOptions()
 
 
@@ -78,7 +78,7 @@ def test_missing_shard_is_named(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     names = sorted(weights)
     shards = {"model-00001-of-00002.safetensors": names[:9], "model-00002-of-00002.safetensors": names[9:]}
-    index = {"weight_map": {name: shard for shard, members in shards.items() for name in members}}
+    index = {"metadata": {}, "weight_map": {name: shard for shard, members in shards.items() for name in members}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     for shard, members in shards.items():
         save_file({name: weights[name] for name in members}, folder / shard, metadata={"format": "pt"})
