@@ -117,7 +117,9 @@ def documented() -> list[list[str]]:
 
 @pytest.mark.parametrize("words", documented(), ids=" ".join)
 def test_every_documented_command_composes(words: list[str]) -> None:
-    overrides = [word.split(",")[0] for word in words if not word.startswith("-")]
+    overrides = [word for word in words if not word.startswith("-")]
+    if "-m" in words:  # the first job of a sweep
+        overrides = [word.split(",")[0] for word in overrides]
     if "--help" in words or "--version" in words:
         return
     with composer(load_plugins(only="")) as compose:
