@@ -4,17 +4,17 @@ from specflow.backends.base import Backend
 from specflow.core.limits import EngineLimits
 from specflow.errors import ConfigError
 from specflow.proposers.base import Proposer, Requirements
-from specflow.schedulers.continuous import ContinuousOptions
+from specflow.schedulers.base import SchedulerSizes
 from specflow.targets.base import TargetFacts
 
 
 def fix_limits(
-    options: ContinuousOptions, facts: TargetFacts, proposer: Proposer | None, backend: Backend
+    sizes: SchedulerSizes, facts: TargetFacts, proposer: Proposer | None, backend: Backend
 ) -> EngineLimits:
     """Compute every size once. Raises `ConfigError` when the composition cannot work."""
     requirements = proposer.requirements() if proposer else Requirements()
     num_drafts = proposer.num_speculative_tokens if proposer else 0
-    max_model_len = options.max_model_len or facts.max_model_len
+    max_model_len = sizes.max_model_len or facts.max_model_len
     if max_model_len > facts.max_model_len:
         raise ConfigError(
             f"scheduler.max_model_len={max_model_len} is above the {facts.max_model_len} positions of target "
@@ -30,11 +30,11 @@ def fix_limits(
     kv_bytes = facts.kv_bytes_per_token + requirements.kv_bytes_per_token
     most_tokens = max_model_len + num_drafts + requirements.lookahead_tokens + 2
     return EngineLimits(
-        max_num_seqs=options.max_num_seqs,
+        max_num_seqs=sizes.max_num_seqs,
         max_model_len=max_model_len,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        block_size=options.block_size,
-        num_blocks=options.num_kv_blocks or _num_blocks(options, most_tokens, kv_bytes),
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        block_size=sizes.block_size,
+        num_blocks=sizes.num_kv_blocks or _num_blocks(sizes, most_tokens, kv_bytes),
         num_speculative_tokens=num_drafts,
         lookahead_tokens=requirements.lookahead_tokens,
         vocab_size=facts.vocab_size,
@@ -43,8 +43,8 @@ def fix_limits(
     )
 
 
-def _num_blocks(options: ContinuousOptions, most_tokens: int, kv_bytes_per_token: int) -> int:
+def _num_blocks(sizes: SchedulerSizes, most_tokens: int, kv_bytes_per_token: int) -> int:
     """Enough for every request at full length, unless that is more than the memory allowed."""
-    wanted = -(-most_tokens // options.block_size) * options.max_num_seqs
-    allowed = int(options.kv_cache_memory_gib * 2**30) // max(1, kv_bytes_per_token * options.block_size)
+    wanted = -(-most_tokens // sizes.block_size) * sizes.max_num_seqs
+    allowed = int(sizes.kv_cache_memory_gib * 2**30) // max(1, kv_bytes_per_token * sizes.block_size)
     return min(wanted, allowed) + 1

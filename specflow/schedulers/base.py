@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from specflow.core.limits import EngineLimits
 from specflow.core.request import Request
+from specflow.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,41 @@ class StepPlan:
         return sum(item.length for item in self.scheduled)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSizes:
+    """Sizes that the user may set, from which the engine fixes its limits; options of every scheduler derive from it.
+
+    Names are vLLM's where it has one. Raises `ConfigError` when a value is out of range.
+    """
+
+    max_num_seqs: int = 16  # requests that run at the same time
+    max_num_batched_tokens: int = 2048  # tokens of one step, drafts included
+    max_model_len: int | None = None  # prompt and output together; None = the target's limit
+    block_size: int = 16  # tokens of one KV block
+    num_kv_blocks: int | None = None  # None = enough for max_num_seqs requests, within kv_cache_memory_gib
+    kv_cache_memory_gib: float = 2.0  # most memory for KV pages when num_kv_blocks is None
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"scheduler.{name}={value} must be 1 or more.")
+        if self.num_kv_blocks is not None and self.num_kv_blocks < 2:
+            raise ConfigError(f"scheduler.num_kv_blocks={self.num_kv_blocks} must be 2 or more (block 0 is reserved).")
+        if self.kv_cache_memory_gib <= 0:
+            raise ConfigError(f"scheduler.kv_cache_memory_gib={self.kv_cache_memory_gib} must be above 0.")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"scheduler.max_num_batched_tokens={self.max_num_batched_tokens} is below "
+                f"scheduler.max_num_seqs={self.max_num_seqs}: every running request needs a token a step. "
+                "Raise the first or lower the second."
+            )
+
+
 class Scheduler(ABC):
     """Owns the queues, the token budget, the KV blocks and the request slots."""
+
+    options: SchedulerSizes
 
     @abstractmethod
     def configure(self, limits: EngineLimits) -> None:

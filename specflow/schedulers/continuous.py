@@ -11,46 +11,29 @@ from dataclasses import dataclass
 from specflow.core.limits import EngineLimits
 from specflow.core.request import Request, Status
 from specflow.errors import ConfigError, PromptError
-from specflow.schedulers.base import ScheduledRequest, Scheduler, StepPlan
+from specflow.schedulers.base import ScheduledRequest, Scheduler, SchedulerSizes, StepPlan
 from specflow.schedulers.blocks import BlockAllocator
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContinuousOptions:
-    """Options of `scheduler=continuous`; names are vLLM's where it has one."""
+class ContinuousOptions(SchedulerSizes):
+    """Options of `scheduler=continuous`."""
 
-    max_num_seqs: int = 16  # requests that run at the same time
-    max_num_batched_tokens: int = 2048  # tokens of one step, drafts included
-    max_model_len: int | None = None  # prompt and output together; None = the target's limit
-    block_size: int = 16  # tokens of one KV block
-    num_kv_blocks: int | None = None  # None = enough for max_num_seqs requests, within kv_cache_memory_gib
-    kv_cache_memory_gib: float = 2.0  # most memory for KV pages when num_kv_blocks is None
     enable_chunked_prefill: bool = True  # split prompts that do not fit the budget of a step
     long_prefill_token_threshold: int = 0  # most prompt tokens of one request in a step; 0 = the budget
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"scheduler.{name}={value} must be 1 or more.")
-        if self.num_kv_blocks is not None and self.num_kv_blocks < 2:
-            raise ConfigError(f"scheduler.num_kv_blocks={self.num_kv_blocks} must be 2 or more (block 0 is reserved).")
-        if self.kv_cache_memory_gib <= 0:
-            raise ConfigError(f"scheduler.kv_cache_memory_gib={self.kv_cache_memory_gib} must be above 0.")
+        super().__post_init__()
         if self.long_prefill_token_threshold < 0:
             raise ConfigError(
                 f"scheduler.long_prefill_token_threshold={self.long_prefill_token_threshold} must be 0 (off) or more."
-            )
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigError(
-                f"scheduler.max_num_batched_tokens={self.max_num_batched_tokens} is below "
-                f"scheduler.max_num_seqs={self.max_num_seqs}: every running request needs a token a step. "
-                "Raise the first or lower the second."
             )
 
 
 class ContinuousScheduler(Scheduler):
     """First come, first served; the newest running request is pre-empted (recomputed later) when blocks run out."""
+
+    options: ContinuousOptions
 
     def __init__(self, options: ContinuousOptions) -> None:
         self.options = options
