@@ -1,5 +1,7 @@
 """`task=pretrain`: train a small language model and record how it went."""
 
+from dataclasses import replace
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -16,7 +18,7 @@ class PretrainTask(Task):
     """Pre-training of a model such as the bundled ones; the model goes to `task.output`."""
 
     name = "pretrain"
-    needs: tuple[Kind, ...] = ()
+    needs = (Kind.BACKEND,)
 
     def __init__(self, options: PretrainOptions) -> None:
         self.options = options
@@ -25,10 +27,15 @@ class PretrainTask(Task):
         """Train with a progress bar on stderr; returns the measurements as metrics."""
         from specflow.training.language_model import pretrain  # here: loads transformers
 
+        options = self.options
+        if options.device is None:
+            backend = context.build(Kind.BACKEND)
+            backend.setup()
+            options = replace(options, device=backend.device.type)
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[report]}"))
         with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
             bar = progress.add_task("pretrain", total=self.options.steps, report="preparing text")
-            result = pretrain(self.options, lambda report: _show(progress, bar, report))
+            result = pretrain(options, lambda report: _show(progress, bar, report))
         Console().print(f"model saved in {result.output}", markup=False)
         return RunFinished("finished", metrics=_metrics(result), summary=result)
 

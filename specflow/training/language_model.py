@@ -35,8 +35,8 @@ def pretrain(options: PretrainOptions, on_progress: OnProgress | None = None) ->
     corpus = read_corpus(options.corpus_root)
     tokenizer = _tokenizer(options, corpus)
     teacher = _teacher(options, len(tokenizer))
-    training = encode(tokenizer, corpus.training.texts).to(options.device)
-    held_out = encode(tokenizer, corpus.held_out.texts).to(options.device)
+    training = encode(tokenizer, corpus.training.texts).to(options.where)
+    held_out = encode(tokenizer, corpus.held_out.texts).to(options.where)
     texts = [training, *_target_texts(options, teacher, training, tokenizer.eos_token_id)]
     run = _Run(options, build_model(options, tokenizer), teacher, texts, held_out, on_progress)
     run.train()
@@ -63,7 +63,7 @@ def pretrain(options: PretrainOptions, on_progress: OnProgress | None = None) ->
 
 
 def build_model(options: PretrainOptions, tokenizer: Any) -> Qwen3ForCausalLM:
-    """A model of the options' sizes with fresh float32 weights drawn from `options.seed`, on `options.device`."""
+    """A model of the options' sizes with fresh float32 weights drawn from `options.seed`, on `options.where`."""
     torch.manual_seed(options.seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -80,7 +80,7 @@ def build_model(options: PretrainOptions, tokenizer: Any) -> Qwen3ForCausalLM:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return Qwen3ForCausalLM(config).to(options.device)
+    return Qwen3ForCausalLM(config).to(options.where)
 
 
 def add_dropout(model: Qwen3ForCausalLM, share: float) -> None:
@@ -230,17 +230,17 @@ def _optimizer(options: PretrainOptions, model: Qwen3ForCausalLM) -> torch.optim
         {"params": vectors, "weight_decay": 0.0},
     ]
     betas = (options.beta1, options.beta2)
-    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=betas, fused=options.device == "cuda")
+    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=betas, fused=options.where == "cuda")
 
 
 @contextmanager
 def _precision(options: PretrainOptions) -> Iterator[None]:
-    with torch.autocast(options.device, dtype=torch.bfloat16, enabled=options.bf16):
+    with torch.autocast(options.where, dtype=torch.bfloat16, enabled=options.bf16):
         yield
 
 
 def _prepare(options: PretrainOptions) -> None:
-    if options.device == "cuda" and not torch.cuda.is_available():
+    if options.where == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch sees no GPU; use device cpu with smaller settings")
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -262,7 +262,7 @@ def _teacher(options: PretrainOptions, vocabulary: int) -> Any:
             f"the target {options.distill_from} has {teacher.config.vocab_size} tokens and the tokenizer {vocabulary}; "
             "a draft must share its target's tokenizer: leave `tokenizer` unset"
         )
-    return teacher.to(options.device).eval().requires_grad_(False)
+    return teacher.to(options.where).eval().requires_grad_(False)
 
 
 def _target_texts(options: PretrainOptions, teacher: Any, training: Tensor, end_of_text: int) -> list[Tensor]:

@@ -37,7 +37,7 @@ class PretrainOptions:
     evaluate_every: steps between measurements on held-out text; the weights that measure best are kept.
     log_every: steps between reports to `on_progress`.
 
-    device: "cpu" or "cuda".
+    device: "cpu" or "cuda"; None = the device of the run's backend.
     threads: threads of torch on the CPU; 0 leaves torch's own choice.
     bf16: run matrix products in bfloat16 (the weights stay float32 while training).
     compile: compile the step with torch.compile.
@@ -82,7 +82,7 @@ class PretrainOptions:
     evaluate_every: int = 250
     log_every: int = 50
 
-    device: str = "cpu"
+    device: str | None = None
     threads: int = 0
     bf16: bool = True
     compile: bool = False
@@ -98,9 +98,14 @@ class PretrainOptions:
     agreement_prompt_tokens: int = 128
     agreement_new_tokens: int = 128
 
+    @property
+    def where(self) -> str:
+        """The device in force."""
+        return self.device or "cpu"
+
     def __post_init__(self) -> None:
         """ConfigError for values that cannot work."""
-        if self.device not in ("cpu", "cuda"):
+        if self.device not in (None, "cpu", "cuda"):
             raise ConfigError(f"device is {self.device!r}; use cpu or cuda")
         if self.key_value_heads < 1 or self.heads % self.key_value_heads or self.head_dim % 2:
             raise ConfigError(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from specflow.backends.cpu import CpuBackend, CpuOptions
 from specflow.tasks.base import TaskContext
 from specflow.tasks.pretrain import PretrainTask
 from specflow.training import language_model
@@ -18,12 +19,13 @@ def result(agreement: float | None) -> PretrainResult:
 @pytest.mark.parametrize("agreement", [None, 0.75])
 def test_measurements_become_metrics(agreement: float | None, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def pretrain(options: PretrainOptions, on_progress: Any) -> PretrainResult:
+        assert options.device == "cpu"  # the backend's
         on_progress(Progress(5, options.steps, 4.125, 1e-3, 1234.0, 4.5))
         on_progress(Progress(options.steps, options.steps, 3.5, 0.0, 1234.0))
         return result(agreement)
 
     monkeypatch.setattr(language_model, "pretrain", pretrain)
-    context = TaskContext({}, Path(), lambda kind: None, None, {})
+    context = TaskContext({}, Path(), lambda kind: CpuBackend(CpuOptions()), None, {})
     finished = PretrainTask(PretrainOptions(output="out", steps=10)).run(context)
     assert finished.status == "finished"
     assert finished.metrics["held_out_loss"] == 3.25
