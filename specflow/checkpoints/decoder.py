@@ -73,9 +73,7 @@ def _linear(name: str, inputs: int, outputs: int, bias: bool) -> Iterator[tuple[
         yield f"{name}.bias", (outputs,)
 
 
-def load_decoder(
-    folder: Path, config: DecoderConfig, device: torch.device, dtype: torch.dtype
-) -> DecoderWeights:
+def load_decoder(folder: Path, config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> DecoderWeights:
     """Read, check and merge the weights. Raises `CheckpointError`, see `read_tensors`."""
     # Some tools write the tied head too, and old ones the frequencies of the rotary embedding.
     ignored = {"lm_head.weight"} | {

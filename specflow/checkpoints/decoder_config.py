@@ -82,7 +82,7 @@ def _refuse(folder: Path, config: Any) -> None:
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModelError(f"{folder} is quantised; as a draft model give the full-precision checkpoint.")
     if config.hidden_act != "silu":
-        raise UnsupportedModelError(f"{folder} uses hidden_act={config.hidden_act!r}; draft models are run with 'silu'.")
+        raise UnsupportedModelError(f"{folder} uses hidden_act={config.hidden_act!r}; draft models need 'silu'.")
 
 
 def _rope(folder: Path, config: Any, head_dim: int) -> RopeConfig:

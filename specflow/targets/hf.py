@@ -13,6 +13,7 @@ from specflow.core.limits import EngineLimits
 from specflow.errors import ConfigError, UnsupportedModelError
 from specflow.targets import transformers_facts as facts
 from specflow.targets.base import Taps, Target, TargetFacts
+from specflow.targets.fused_layers import FusedWeights, fuse_layers
 from specflow.targets.loading import load_checkpoint
 from specflow.targets.paged_layers import PagedAttention
 from specflow.targets.probe import LayerShape, probe_layers
@@ -34,8 +35,8 @@ class HfOptions:
     tokenizer: str | None = None  # folder or hub id, when it is not beside the weights
     trust_remote_code: bool = False  # run Python code that comes with the checkpoint
     load_format: Literal["auto", "dummy"] = "auto"  # dummy = random weights, only config and tokenizer are read
-    prove: bool = True  # compare with the model's own attention before the first step
-    weight_layout: Literal["auto", "native"] = "auto"  # auto = transposed in memory where that is faster
+    prove: bool = True  # compare with the model's own code before the first step; fused layers are used only then
+    weight_layout: Literal["auto", "native"] = "auto"  # auto = transposed and joined in memory where that is faster
     experts: str = "grouped_mm"  # how transformers computes experts: grouped_mm, batched_mm or eager
 
     def __post_init__(self) -> None:
@@ -56,6 +57,7 @@ class HfTarget(Target):
         self.options = options
         self._shapes: tuple[LayerShape, ...] = ()
         self._layout = WeightLayout(0, 0)
+        self._fused: tuple[FusedWeights, ...] = ()
         self._attention: PagedAttention | None = None
         self._taps: TapHooks | None = None
         self._proof: Proof | None = None
@@ -65,6 +67,8 @@ class HfTarget(Target):
         self.model, self.tokenizer = load_checkpoint(self.options, backend.device)
         self._shapes = probe_layers(self.model)
         digest = weights_hash(self.model.state_dict())
+        if self.options.prove and self.options.weight_layout == "auto":  # never used without a proof
+            self._fused = fuse_layers(self.model, self._shapes)
         self._layout = lay_out_weights(self.model, self.options.weight_layout)
         self._selects_rows = facts.selects_rows(self.model)
         self.facts = self._facts(digest)
@@ -98,10 +102,10 @@ class HfTarget(Target):
         self.detach()
         self._check_rope(limits.max_model_len)
         if self.options.prove and self._proof is None:
-            self._proof = prove(self.model, self._shapes)
+            self._proof, self._fused = prove(self.model, self._shapes, self._fused)
         self._taps = TapHooks(self.model, taps)
         try:
-            self._attention = PagedAttention.for_engine(self._shapes, limits)
+            self._attention = PagedAttention.for_engine(self._shapes, limits, self._fused)
         except ConfigError:
             self.detach()
             raise
@@ -112,7 +116,8 @@ class HfTarget(Target):
         if rope is not None and max_model_len > rope[1]:
             raise UnsupportedModelError(
                 f"{self.facts.name} uses {rope[0]} rotary embeddings: past {rope[1]} positions a long request would "
-                f"change the rotation of every other request in its batch. Set scheduler.max_model_len={rope[1]} or less."
+                f"change the rotation of every other request in its batch. Set "
+                f"scheduler.max_model_len={rope[1]} or less."
             )
 
     def detach(self) -> None:
@@ -156,6 +161,7 @@ class HfTarget(Target):
             "weights": f"hash {known.checkpoint_hash}"
             + (" (random: load_format=dummy)" if self.options.load_format == "dummy" else ""),
             "weight layout": str(self._layout),
+            "layers": "fused, joined weights" if self._fused else "as transformers runs them",
             "attention": "paged, plain torch",
             "attention proof": str(self._proof) if self._proof else "not run",
             "experts": facts.experts_implementation(model) or "none",

@@ -10,6 +10,7 @@ from specflow.core.limits import EngineLimits
 from specflow.errors import ConfigError
 from specflow.kernels.paged_attention import AttentionInputs, paged_attention, write_pages
 from specflow.targets import transformers_facts as facts
+from specflow.targets.fused_layers import FusedWeights, RotaryRows, fused_forward
 from specflow.targets.probe import LayerShape
 
 
@@ -28,10 +29,21 @@ class PagedAttention:
     The step's metadata is put into `inputs` before each forward pass; nothing travels through the model's arguments.
     """
 
-    def __init__(self, shapes: tuple[LayerShape, ...], num_blocks: int, block_size: int, like: torch.Tensor) -> None:
-        """Allocate pages [num_blocks, block_size, Hkv, D] of `like`'s dtype and device. Raises `ConfigError`."""
+    def __init__(
+        self,
+        shapes: tuple[LayerShape, ...],
+        num_blocks: int,
+        block_size: int,
+        like: torch.Tensor,
+        fused: tuple[FusedWeights, ...] = (),
+    ) -> None:
+        """Allocate pages [num_blocks, block_size, Hkv, D] of `like`'s dtype and device. Raises `ConfigError`.
+
+        Layers run as `fused` says, or as transformers wrote them when it is empty.
+        """
         self.name = facts.unique_attention_name()
         self.inputs: AttentionInputs | None = None
+        self._shapes, self._fused = shapes, fused
         self._layers: dict[nn.Module, _Layer] = {}
         owned: list[_Layer] = []
         for shape in shapes:
@@ -46,20 +58,28 @@ class PagedAttention:
             self._layers[shape.module] = layer
 
     @classmethod
-    def for_engine(cls, shapes: tuple[LayerShape, ...], limits: EngineLimits) -> "PagedAttention":
+    def for_engine(
+        cls, shapes: tuple[LayerShape, ...], limits: EngineLimits, fused: tuple[FusedWeights, ...]
+    ) -> "PagedAttention":
         """Pages of the engine's size, dtype and device."""
         like = torch.empty(0, dtype=limits.dtype, device=limits.device)
-        return cls(shapes, limits.num_blocks, limits.block_size, like)
+        return cls(shapes, limits.num_blocks, limits.block_size, like, fused)
 
     def enter(self, model: PreTrainedModel) -> None:
         """Make the model use this function."""
         facts.register_attention(self.name, self._make_function())
         facts.use_attention(model, self.name)
+        rotary = RotaryRows()
+        for weights, shape in zip(self._fused, self._shapes, strict=bool(self._fused)):
+            pages = self.pages(shape.module)
+            weights.module.forward = fused_forward(weights, shape, *pages, lambda: self.inputs, rotary)
 
     def leave(self, model: PreTrainedModel) -> None:
         """Give the model its own attention back and forget the function; safe to call twice."""
         if facts.current_attention(model) == self.name:
             facts.use_attention(model, "eager")
+            for weights in self._fused:
+                vars(weights.module).pop("forward", None)  # the class's own shows again
         facts.unregister_attention(self.name)
 
     def pages(self, module: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:

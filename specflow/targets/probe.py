@@ -25,6 +25,9 @@ class LayerShape:
     key_size: int
     value_size: int
     donor: int | None  # earlier layer whose keys and values this one reads, None for its own
+    scale: float  # of the scores
+    window: int | None
+    plain: bool  # neither soft-cap nor sinks
 
     @property
     def kv_size(self) -> int:
@@ -42,36 +45,60 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     if layers is None:
         raise UnsupportedModelError(f"{type(model).__name__}: found no list of decoder layers, so it cannot be probed.")
     _refuse_known(model, layers)
-    calls = _record_calls(model)
     owners = {module: index for index, layer in enumerate(layers) for module in layer.modules()}
     shapes: dict[int, LayerShape] = {}
     donors: dict[int, int] = {}
-    for module, query, key, value in calls:
-        index = owners.get(module)
+    for call in _record_calls(model):
+        index = owners.get(call.module)
         if index is None or index in shapes:
             where = "outside the decoder layers" if index is None else f"twice in layer {index}"
             raise UnsupportedModelError(
-                f"{type(model).__name__} calls attention {where} ({type(module).__name__}); specflow supports exactly "
+                f"{type(model).__name__} calls attention {where} ({type(call.module).__name__}); it takes exactly "
                 "one call in each decoder layer."
             )
         # A layer that shares keys passes the very tensor of its donor.
-        donor = donors.get(key.data_ptr())
-        donors.setdefault(key.data_ptr(), index)
-        shapes[index] = LayerShape(module, query.shape[1], key.shape[1], key.shape[3], value.shape[3], donor)
+        donor = donors.get(call.key.data_ptr())
+        donors.setdefault(call.key.data_ptr(), index)
+        shapes[index] = call.shape(donor)
     for index, layer in enumerate(layers):
         if index not in shapes:
             _refuse_silent_layer(model, index, layer)
     return tuple(shapes[index] for index in range(len(layers)))
 
 
-def _record_calls(model: PreTrainedModel) -> list[tuple[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Every attention call of a forward pass of one token; the tensors are kept, so their addresses stay distinct."""
+@dataclass(frozen=True)
+class _Call:
+    """One call of the attention function; the tensors are kept, so that their addresses stay distinct."""
+
+    module: nn.Module
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    rules: dict[str, Any]
+
+    def shape(self, donor: int | None) -> LayerShape:
+        size = self.query.shape[3]
+        return LayerShape(
+            module=self.module,
+            num_heads=self.query.shape[1],
+            num_kv_heads=self.key.shape[1],
+            key_size=size,
+            value_size=self.value.shape[3],
+            donor=donor,
+            scale=self.rules.get("scaling") or size**-0.5,
+            window=self.rules.get("sliding_window"),
+            plain=self.rules.get("softcap") is None and self.rules.get("s_aux") is None,
+        )
+
+
+def _record_calls(model: PreTrainedModel) -> list[_Call]:
+    """Every attention call of a forward pass of one token."""
     calls = []
 
     def record(
-        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **rules: Any
     ) -> Any:
-        calls.append((module, query, key, value))
+        calls.append(_Call(module, query, key, value, rules))
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
     name, before = facts.unique_attention_name(), facts.current_attention(model)

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from specflow.errors import UnsupportedModelError
 from specflow.kernels.paged_attention import AttentionInputs, plan_groups
 from specflow.targets import transformers_facts as facts
+from specflow.targets.fused_layers import FusedWeights
 from specflow.targets.paged_layers import PagedAttention
 from specflow.targets.probe import LayerShape
 
@@ -45,11 +46,29 @@ class Proof:
         return f"packed against eager: max difference {self.max_abs_diff:.1e}"
 
 
-def prove(model: PreTrainedModel, shapes: tuple[LayerShape, ...]) -> Proof:
+def prove(
+    model: PreTrainedModel, shapes: tuple[LayerShape, ...], fused: tuple[FusedWeights, ...]
+) -> tuple[Proof, tuple[FusedWeights, ...]]:
     """Compare both ways on random tokens; leaves the model with its eager attention.
 
-    Raises `UnsupportedModelError` with the largest difference when they do not agree.
+    Returns the proof and the fused layers it holds for: none where only the layers of transformers agree.
+    Raises `UnsupportedModelError` with the largest difference when those do not agree either.
     """
+    result = compare(model, shapes, fused)
+    if fused and not result.holds:
+        fused = ()
+        result = compare(model, shapes)
+    if not result.holds:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} gives other logits through packed attention than through its own: largest "
+            f"difference {result.max_abs_diff:.3g}, relative {result.error:.2g}, allowed {result.tolerance:g}.\n"
+            "It follows a rule that its attention calls do not tell, so its output would be wrong."
+        )
+    return result, fused
+
+
+def compare(model: PreTrainedModel, shapes: tuple[LayerShape, ...], fused: tuple[FusedWeights, ...] = ()) -> Proof:
+    """Logits of both ways, side by side."""
     parameter = next(model.parameters())
     vocab = facts.text_config(model).vocab_size
     generator = torch.Generator().manual_seed(0)
@@ -58,18 +77,14 @@ def prove(model: PreTrainedModel, shapes: tuple[LayerShape, ...]) -> Proof:
     with torch.inference_mode():
         facts.use_attention(model, "eager")
         expected = torch.cat([_alone(model, prompt) for prompt in prompts])
-        found = _packed(model, shapes, prompts, torch.empty(0, dtype=dtype, device=parameter.device))
-    result = _compare(expected.double(), found.double(), dtype)
-    if not result.holds:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} gives other logits through packed attention than through its own: largest "
-            f"difference {result.max_abs_diff:.3g}, relative {result.error:.2g}, allowed {result.tolerance:g}.\n"
-            "It follows a rule that its attention calls do not tell, so its output would be wrong."
-        )
-    return result
+        like = torch.empty(0, dtype=dtype, device=parameter.device)
+        blocks_per_request = -(-max(LENGTHS) // BLOCK_SIZE)
+        pages = PagedAttention(shapes, 1 + len(LENGTHS) * blocks_per_request, BLOCK_SIZE, like, fused)
+        found = _packed(model, pages, prompts)
+    return _difference(expected.double(), found.double(), dtype)
 
 
-def _compare(expected: torch.Tensor, found: torch.Tensor, dtype: torch.dtype) -> Proof:
+def _difference(expected: torch.Tensor, found: torch.Tensor, dtype: torch.dtype) -> Proof:
     rows = (expected - found).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-9)
     exact = dtype in TOLERANCE
     error = rows.max() if exact else rows.mean()
@@ -82,19 +97,16 @@ def _alone(model: PreTrainedModel, prompt: torch.Tensor) -> torch.Tensor:
     return model(input_ids=prompt.unsqueeze(0), position_ids=positions, use_cache=False).logits[0]
 
 
-def _packed(
-    model: PreTrainedModel, shapes: tuple[LayerShape, ...], prompts: list[torch.Tensor], like: torch.Tensor
-) -> torch.Tensor:
+def _packed(model: PreTrainedModel, attention: PagedAttention, prompts: list[torch.Tensor]) -> torch.Tensor:
     """Logits of all prompts, [sum of lengths, V], computed in the steps of `CHUNKS` over interleaved blocks."""
     per_request = -(-max(LENGTHS) // BLOCK_SIZE)
     blocks = 1 + np.random.default_rng(0).permutation(per_request * len(prompts))
     table = blocks.reshape(len(prompts), per_request)
-    attention = PagedAttention(shapes, len(blocks) + 1, BLOCK_SIZE, like)
     parts: list[list[torch.Tensor]] = [[] for _ in prompts]
     try:
         attention.enter(model)
         for spans in CHUNKS:
-            positions = torch.cat([torch.arange(first, last) for first, last in spans]).to(like.device)
+            positions = torch.cat([torch.arange(first, last) for first, last in spans]).to(prompts[0].device)
             tokens = torch.cat([prompt[first:last] for prompt, (first, last) in zip(prompts, spans, strict=True)])
             attention.inputs = _inputs(spans, table, positions)
             output = model(input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False)

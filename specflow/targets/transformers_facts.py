@@ -23,6 +23,10 @@ KNOWN_LAYER_TYPES = ("full_attention", "sliding_attention")
 # Rotary embeddings whose frequencies depend on the longest position of the whole batch.
 LENGTH_DEPENDENT_ROPE = ("longrope", "dynamic")
 
+# Decoder layers that are exactly: norm, grouped attention with half-split rotary embedding, norm, gated SiLU; and that
+# take `position_embeddings` by keyword and return the hidden states alone.
+PLAIN_DECODER_LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
+
 # Words in class names of mixers that carry a state from token to token.
 _RECURRENT_WORDS = ("mamba", "deltanet", "conv", "rwkv", "lstm", "recurrent", "linearattention", "lightning", "ssm")
 
@@ -160,6 +164,11 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     if not found and tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)
     return tuple(sorted(found))
+
+
+def is_silu(activation: nn.Module) -> bool:
+    """Whether an activation module of a feed-forward is SiLU, also called swish."""
+    return type(activation).__name__ in ("SiLU", "SiLUActivation")
 
 
 def has_experts(model: PreTrainedModel) -> bool:

@@ -33,12 +33,15 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return FAMILIES[request.param](tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("shuffled", [True, False])
-def test_ragged_chunks_then_blocks_equal_eager(family: Path, shuffled: bool) -> None:
-    """Prompt chunks, multi-token blocks and single tokens of three requests, longer than every window of 8."""
+@pytest.mark.parametrize(("shuffled", "prove"), [(True, True), (True, False), (False, True)])
+def test_ragged_chunks_then_blocks_equal_eager(family: Path, shuffled: bool, prove: bool) -> None:
+    """Prompt chunks, multi-token blocks and single tokens of three requests, longer than every window of 8.
+
+    With the proof, plain layers run fused; without it, as transformers wrote them.
+    """
     prompts = random_prompts(12, 14, 30)
     reference = eager_model(family)
-    runner = Runner(load(family, prove=False), 3, shuffled=shuffled)
+    runner = Runner(load(family, prove=prove), 3, shuffled=shuffled)
     found = runner.teacher_force(prompts, cuts=[(7, 12), (3, 14), (14, 19)])
     found[2] = torch.cat(
         [found[2], runner.step([(0, prompts[0][:0]), (0, prompts[1][:0]), (19, prompts[2][19:20])])[0]]
@@ -51,7 +54,7 @@ def test_ragged_chunks_then_blocks_equal_eager(family: Path, shuffled: bool) -> 
 def test_rejected_tokens_leave_no_trace(family: Path) -> None:
     """Wrong drafts are verified, then the same positions run again with other tokens, fewer and more of them."""
     first, second, wrong = random_prompts(20, 23, 8)
-    reference, runner = eager_model(family), Runner(load(family, prove=False), 2)
+    reference, runner = eager_model(family), Runner(load(family), 2)
     runner.step([(0, first[:10]), (0, second[:11])])
     runner.step([(10, wrong), (11, torch.cat([second[11:13], wrong[:5]]))])
     runner.step([(10, first[10:12]), (13, second[13:15])])
@@ -93,7 +96,7 @@ def test_greedy_text_equals_generate(family: Path) -> None:
     (prompt,) = random_prompts(9)
     reference = eager_model(family)
     expected = reference.generate(prompt.unsqueeze(0), max_new_tokens=24, do_sample=False, eos_token_id=None)[0, 9:]
-    runner = Runner(load(family, prove=False), 1)
+    runner = Runner(load(family), 1)
     tokens = [runner.step([(0, prompt)])[0][-1].argmax()]
     while len(tokens) < 24:
         tokens.append(runner.step([(8 + len(tokens), tokens[-1].view(1))])[0][-1].argmax())
@@ -217,7 +220,19 @@ _REFUSED = {
         {"attention_chunk_size": 8, "intermediate_size_mlp": 64, "num_local_experts": 2},
         "layer 0 .*chunked_attention",
     ),
-    "deepseek_v32": (transformers.DeepseekV32Config, {"index_topk": 4, "index_n_heads": 2}, "index"),
+    "deepseek_v32": (
+        transformers.DeepseekV32Config,
+        {
+            "index_topk": 4,
+            "index_n_heads": 2,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+        }
+        | {"moe_intermediate_size": 32, "q_lora_rank": 32, "kv_lora_rank": 32},
+        "layer 0 is of type .*_attention",
+    ),
 }
 
 
