@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from specflow.kernels.paged_attention import AttentionInputs
+from specflow.core.attention import AttentionInputs
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ All sizes are fixed at the start and later writes are in place, so that a device
 import numpy as np
 import torch
 
+from specflow.core.attention import AttentionInputs
 from specflow.core.batch import PackedBatch
 from specflow.core.draft import Draft
 from specflow.core.limits import EngineLimits
 from specflow.core.request import Request
-from specflow.kernels.paged_attention import AttentionInputs, plan_groups
+from specflow.kernels.paged_attention import plan_groups
 from specflow.schedulers.base import StepPlan
 
 

@@ -44,12 +44,14 @@ class Engine:
         """
         self.target, self.proposer, self.sampler = target, proposer, sampler
         self.scheduler, self.backend = scheduler, backend
+        sampler.check_num_drafts(getattr(proposer, "num_speculative_tokens", 0))
         backend.setup()
         target.load(backend)
         if proposer:
             proposer.load(target, backend)
-        self.limits: EngineLimits = fix_limits(scheduler.options, target.facts, proposer, backend)  # type: ignore[attr-defined]
+        self.limits: EngineLimits = fix_limits(scheduler.options, target.facts, proposer, backend)
         scheduler.configure(self.limits)
+        sampler.configure(self.limits)
         target.attach(self.limits, proposer.requirements().taps if proposer else Taps())
         if proposer:
             proposer.attach(target, self.limits)
@@ -146,11 +148,12 @@ class Engine:
             )
         names = list(ids) if ids is not None else [f"request-{next(self._numbers)}" for _ in prompts]
         return [
-            self._make_request(name, prompt, options, speculate)
+            self.make_request(name, prompt, options, speculate)
             for name, prompt, options in zip(names, prompts, each, strict=True)
         ]
 
-    def _make_request(self, name: str, prompt: PromptLike, sampling: SamplingParams, speculate: bool) -> Request:
+    def make_request(self, name: str, prompt: PromptLike, sampling: SamplingParams, speculate: bool) -> Request:
+        """A request with everything resolved (token ids, seed, stop and bad-word ids), not yet handed over."""
         facts, tokenizer = self.target.facts, self.target.tokenizer
         try:
             prompt_ids = encode_prompt(tokenizer, prompt, facts.vocab_size)

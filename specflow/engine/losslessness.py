@@ -1,8 +1,12 @@
-"""The proof that speculation changed nothing: greedy outputs against plain decoding, token for token.
+"""The proof that speculation changed nothing: outputs against plain decoding, token for token.
 
 In half precision the target's own logits depend on how many tokens a pass holds, so an argmax may flip at a tie. Every
 first difference is therefore reported with the gap between the target's two best logits: a gap within a few units in
 the last place of the best one is a tie, anything larger is a fault.
+
+Sampled tokens can be compared as well where the sampler promises the same tokens under the same seed (`seed_exact`):
+a token is then the argmax of processed logits plus Gumbel noise, and the gap is that between the two best sums. A token
+at the border of top-k, top-p or min-p may also flip by rounding; that shows no small gap and counts as a fault.
 """
 
 from collections.abc import Sequence
@@ -12,7 +16,9 @@ import torch
 
 from specflow.core.sampling_params import SamplingParams
 from specflow.engine.engine import Engine
+from specflow.engine.laws import processed_logits
 from specflow.engine.outputs import RequestOutput
+from specflow.kernels.noise import TARGET, gumbel_noise
 
 # Units in the last place of the highest logit within which two logits count as equal. Float32 sums of a few thousand
 # products differ by tens of units between matrix shapes; in half precision the rounding of the output itself dominates.
@@ -27,7 +33,7 @@ class Difference:
     position: int  # index in the output
     plain_token: int | None  # None: the output had ended
     speculative_token: int | None
-    gap: float | None  # between the two best raw logits there; None when it cannot be had
+    gap: float | None  # between the two best processed logits there (sampling: noise added); None: cannot be had
     tolerance: float
 
     @property
@@ -49,14 +55,16 @@ def find_differences(
 
 def _examine(engine: Engine, plain: RequestOutput, speculative: RequestOutput, sampling: SamplingParams) -> Difference:
     position = _first_difference(plain.token_ids, speculative.token_ids)
-    prefix = list(plain.prompt_ids + plain.token_ids[:position])
     gap, tolerance = None, 0.0
-    raw = not (sampling.has_penalties or sampling.logit_bias or sampling.bad_words or sampling.min_tokens)
-    if raw and len(prefix) <= engine.limits.max_model_len:
-        probe = SamplingParams(max_tokens=1, logprobs=2)
-        row = engine.generate([prefix], probe, speculate=False)[0].logprobs[0]
-        gap = row.top[0][1] - row.top[1][1]
-        tolerance = TIE_ULPS[engine.limits.dtype] * _ulp(row.max_logit, engine.limits.dtype)
+    if len(plain.prompt_ids) + position <= engine.limits.max_model_len:
+        raw, processed = processed_logits(engine, plain.prompt_ids, [plain.token_ids[:position]], sampling)
+        if not sampling.greedy:
+            key = torch.tensor([plain.seed]), torch.tensor([len(plain.prompt_ids) + position])
+            processed += gumbel_noise(*key, TARGET, processed.shape[1])
+        best, second = processed.topk(2).values[0].tolist()
+        gap = best - second
+        ulp = _ulp(raw.max().item(), engine.limits.dtype)
+        tolerance = TIE_ULPS[engine.limits.dtype] * ulp / (sampling.temperature or 1.0)
     return Difference(
         plain.request_id,
         position,

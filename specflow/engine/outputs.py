@@ -21,6 +21,7 @@ class RequestOutput:
     arrival: float  # seconds on the process's performance clock
     token_times: tuple[float, ...]  # when each token reached the host, same clock
     finished: float
+    seed: int = 0  # the request's own, or the one it was given in its place
 
     @classmethod
     def of(cls, request: Request, finished: float) -> "RequestOutput":
@@ -39,6 +40,7 @@ class RequestOutput:
             request.arrival,
             tuple(request.token_times),
             finished,
+            request.seed,
         )
 
 

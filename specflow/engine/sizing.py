@@ -8,9 +8,7 @@ from specflow.schedulers.base import SchedulerSizes
 from specflow.targets.base import TargetFacts
 
 
-def fix_limits(
-    sizes: SchedulerSizes, facts: TargetFacts, proposer: Proposer | None, backend: Backend
-) -> EngineLimits:
+def fix_limits(sizes: SchedulerSizes, facts: TargetFacts, proposer: Proposer | None, backend: Backend) -> EngineLimits:
     """Compute every size once. Raises `ConfigError` when the composition cannot work."""
     requirements = proposer.requirements() if proposer else Requirements()
     num_drafts = proposer.num_speculative_tokens if proposer else 0

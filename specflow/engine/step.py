@@ -24,8 +24,10 @@ from specflow.engine.logprobs import append_logprobs
 from specflow.engine.stops import append_tokens
 from specflow.engine.timing import PhaseClock
 from specflow.errors import ProposerError, SpecflowError
+from specflow.kernels.noise import fresh_seeds
 from specflow.proposers.base import Features, HostView, ProposeContext, Proposer
 from specflow.samplers.base import Sampler
+from specflow.samplers.filters import RowFilters
 from specflow.samplers.processors import RequestRows, needs_processing, process_logits
 from specflow.schedulers.base import ScheduledRequest, Scheduler, StepPlan
 from specflow.targets.base import Target
@@ -68,12 +70,14 @@ class StepRunner:
         self._target, self._proposer, self._sampler = target, proposer, sampler
         self._scheduler, self._backend, self._limits = scheduler, backend, limits
         self._requirements = proposer.requirements() if proposer else None
-        keeps_logits = self._requirements is not None and self._requirements.draft_logits
+        wanted = self._requirements is not None and self._requirements.draft_logits
+        keeps_logits = wanted and sampler.needs_draft_logits
         self.buffers = StepBuffers(limits, keeps_logits)
         self.detokenizers: dict[str, Detokenizer] = {}  # of requests whose text is needed while they run
         self.incidents: Counter[str] = Counter()  # things that went wrong without changing the output
         self._steps = 0
 
+    @torch.inference_mode()
     def run(self) -> StepResult | None:
         """Run one step; None when nothing could be scheduled."""
         clock = PhaseClock(self._backend)
@@ -251,11 +255,31 @@ class StepRunner:
             temperature=self.buffers.floats(
                 "propose.temperature", np.array([request.sampling.temperature for request in requests])
             ),
-            seeds=self.buffers.ints("propose.seeds", _array([request.seed for request in requests])),
+            seeds=self._draft_seeds(requests),
             all_greedy=all(request.sampling.greedy for request in requests),
             features=self._features(alive, host, batch, output),
             host=host,
+            noise_domain=self._sampler.draft_domain,
+            keep_law=self.buffers.draft_logits is not None,
+            filters=self._draft_filters(requests),
         )
+
+    def _draft_filters(self, requests: Sequence[Request]) -> RowFilters | None:
+        sampling = [request.sampling for request in requests]
+        if not any(one.has_filters for one in sampling):
+            return None
+        return RowFilters(
+            top_k=self.buffers.ints("propose.top_k", _array([one.top_k for one in sampling])),
+            top_p=self.buffers.floats("propose.top_p", np.array([one.top_p for one in sampling])),
+            min_p=self.buffers.floats("propose.min_p", np.array([one.min_p for one in sampling])),
+        )
+
+    def _draft_seeds(self, requests: Sequence[Request]) -> torch.Tensor:
+        """Seeds the drafts are drawn with, [B] int64: the requests' own, or others for every verification step."""
+        seeds = self.buffers.ints("propose.seeds", _array([request.seed for request in requests]))
+        if not self._sampler.fresh_draft_noise:
+            return seeds
+        return fresh_seeds(seeds, self.buffers.ints("propose.rounds", _array([request.steps for request in requests])))
 
     def _features(self, alive: list[int], host: HostView, batch: PackedBatch, output: TargetOutput) -> Features | None:
         if not output.hidden and output.last_hidden is None:

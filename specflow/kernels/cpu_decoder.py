@@ -1,7 +1,7 @@
-"""What stands between the matrix products of a decoder layer, fused for a few float32 tokens on a CPU.
+"""Norms and attention of a decoder layer, fused for a few float32 tokens on a CPU.
 
 A drafting step of a small model is some forty torch operations a layer on a handful of rows, each costing more for
-its call than for its work. Here they are three calls: norm, attention with everything around it, gate.
+its call than for its work. Here most of them are three calls: norm, attention with everything around it, norm.
 `proposers.decoder` has the same in plain torch, which is the reference and runs everywhere else.
 """
 
@@ -19,13 +19,6 @@ def add_norm(hidden: torch.Tensor, delta: torch.Tensor, weight: np.ndarray, eps:
     """Add delta to hidden [T, E] in place; returns the RMSNorm of the sum with weight [E], a new tensor."""
     output = torch.empty_like(hidden)
     _add_norm(hidden.numpy(), delta.numpy(), weight, eps, output.numpy())
-    return output
-
-
-def gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(first half) times second half: [T, 2 I] -> [T, I]."""
-    output = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    _gate(gate_up.numpy(), output.numpy())
     return output
 
 
@@ -69,17 +62,6 @@ def _add_norm(hidden, delta, weight, eps, output):  # type: ignore[no-untyped-de
         scale = np.float32(1) / np.sqrt(total / np.float32(width) + eps)
         for i in range(width):
             output[t, i] = hidden[t, i] * scale * weight[i]
-
-
-@_fused
-def _gate(gate_up, output):  # type: ignore[no-untyped-def]
-    """See `gate`."""
-    width = output.shape[1]
-    one = np.float32(1)
-    for t in range(output.shape[0]):
-        for i in range(width):
-            value = gate_up[t, i]
-            output[t, i] = value / (one + np.exp(-value)) * gate_up[t, width + i]
 
 
 @_fused

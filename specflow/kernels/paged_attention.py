@@ -5,45 +5,14 @@ stand side by side and form one group, so that each group is one dense batch wit
 a KV head are handled as more query rows of that head, which spares repeating keys and values.
 """
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from specflow.core.attention import AttentionInputs, QueryGroup
+
 # Past this many query tokens the folded mask, with one row per query head and token, costs more than folding saves.
 _MOST_FOLDED = 64
-
-
-@dataclass(frozen=True)
-class QueryGroup:
-    """Adjacent requests with equally many query tokens."""
-
-    first_request: int
-    num_requests: int  # b
-    first_token: int
-    query_len: int  # Q
-    max_seq_len: int  # most key positions any of them sees, host knowledge
-    first_key: int | None  # b == 1 and blocks in a row: first slot of the request's pages, read as a view
-    # What layers share, by kind: masks, blocks to read. A group therefore belongs to one set of positions and blocks.
-    cache: dict[Hashable, torch.Tensor] = field(default_factory=dict)
-
-    @property
-    def tokens(self) -> slice:
-        """The group's packed tokens."""
-        return slice(self.first_token, self.first_token + self.num_requests * self.query_len)
-
-
-@dataclass(frozen=True)
-class AttentionInputs:
-    """Where keys and values go, and which of them each query token sees."""
-
-    positions: torch.Tensor  # [T] int64
-    slot_mapping: torch.Tensor  # [T] int64: block * block_size + offset; padded tokens write into block 0
-    block_table: torch.Tensor  # [B, max_blocks] int64
-    seq_len: torch.Tensor  # [B] int64: key positions that exist after this step's writes
-    groups: Sequence[QueryGroup]
 
 
 def plan_groups(

@@ -10,6 +10,8 @@ import torch
 
 from specflow.core.draft import Draft
 from specflow.core.limits import EngineLimits
+from specflow.kernels.noise import DRAFT
+from specflow.samplers.filters import RowFilters
 from specflow.targets.base import Taps
 
 if TYPE_CHECKING:
@@ -74,6 +76,9 @@ class ProposeContext:
     all_greedy: bool  # host knowledge: every temperature is 0
     features: Features | None  # what `Requirements.taps` asked for
     host: HostView
+    noise_domain: int = DRAFT  # the sampler's: domain of the noise that sampled drafts are drawn with (kernels.noise)
+    keep_law: bool = True  # the sampler reads `Draft.logits`; False: return None and store nothing
+    filters: RowFilters | None = None  # top-k, top-p and min-p of the requests [B]; None when nobody has any
 
 
 class Proposer(ABC):

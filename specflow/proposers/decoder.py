@@ -1,8 +1,7 @@
 """A decoder-only transformer as one plain loop, for drafters that run several times per round.
 
 Llama- and Qwen-style layers over paged keys and values of the drafter's own, addressed by the target's block numbers.
-A few rows through small matrices are dominated by the number of operations, so norms, rotary embedding and page
-writes are written with as few as torch allows.
+This is the reference and the path for prompts; `proposers.draft_round` has a faster one for drafting on a CPU.
 """
 
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ import torch.nn.functional as F
 
 from specflow.checkpoints.decoder import DecoderWeights, LayerWeights
 from specflow.checkpoints.decoder_config import DecoderConfig
-from specflow.kernels.paged_attention import AttentionInputs, paged_attention
+from specflow.core.attention import AttentionInputs
+from specflow.kernels.paged_attention import paged_attention
 from specflow.kernels.rotary import RotaryTable, rotary_table, rotate
 
 
@@ -52,14 +52,8 @@ class Decoder:
 
 
 def rms_norm(values: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm over the last dimension with weight [..., last]; statistics in float32.
-
-    The float32 form does in place what `F.rms_norm` does, which on a CPU is half as many operations.
-    """
-    if values.dtype != torch.float32:
-        return F.rms_norm(values, values.shape[-1:], None, eps) * weight
-    scale = (values * values).sum(-1, keepdim=True).mul_(1 / values.shape[-1]).add_(eps).rsqrt_()
-    return (values * scale).mul_(weight)
+    """RMSNorm over the last dimension with weight [..., last]; statistics in float32."""
+    return F.rms_norm(values, values.shape[-1:], None, eps) * weight
 
 
 def linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -106,5 +100,10 @@ def _write(pages: torch.Tensor, slot_mapping: torch.Tensor, keys: torch.Tensor, 
 
 def _feed_forward(hidden: torch.Tensor, layer: LayerWeights, eps: float) -> torch.Tensor:
     """Residual stream [T, E] plus the gated feed-forward."""
-    gate, up = linear(rms_norm(hidden, layer.post_norm, eps), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-    return hidden + linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+    return hidden + gated(rms_norm(hidden, layer.post_norm, eps), layer)
+
+
+def gated(normed: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+    """Feed-forward of a layer: down(silu(gate) * up), [T, E] -> [T, E]."""
+    gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+    return linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from specflow.checkpoints.decoder import DecoderWeights, load_decoder
 from specflow.checkpoints.decoder_config import read_decoder_config
@@ -19,8 +20,9 @@ from specflow.core.draft import Draft
 from specflow.core.limits import EngineLimits
 from specflow.errors import CheckpointError, ConfigError
 from specflow.proposers.base import ProposeContext, Proposer, Requirements
-from specflow.proposers.decoder import Decoder, DecoderInputs
-from specflow.proposers.draft_round import DraftRound, chunk_inputs
+from specflow.proposers.cpu_decoder_steps import CpuDecoderSteps
+from specflow.proposers.decoder import Decoder
+from specflow.proposers.draft_round import CpuRound, DraftRound, TorchRound, chunk_inputs
 from specflow.proposers.draft_sampling import DraftSampler, SampleMethod
 from specflow.proposers.vocabulary import check_same_vocabulary
 from specflow.zoo.bundle import PREFIX
@@ -71,9 +73,8 @@ class DraftModelProposer(Proposer):
         )
         dtype = facts.dtype if self.options.dtype == "auto" else getattr(torch, self.options.dtype)
         weights = load_decoder(folder, config, backend.device, dtype)
-        # Columns that are padding on either side, or ids without a token, are not computed: never proposed.
         proposable = min(facts.vocab_size, config.vocab_size, facts.num_token_ids)
-        self._weights: DecoderWeights = _with_head(weights, proposable)
+        self._weights = _fit_vocabulary(weights, facts.vocab_size, proposable)
         self._folder, self._dtype = folder, dtype
 
     def requirements(self) -> Requirements:
@@ -92,6 +93,8 @@ class DraftModelProposer(Proposer):
             block_size=limits.block_size,
             num_positions=limits.table_width,
         )
+        fused = CpuDecoderSteps.serves(self._decoder)
+        self._steps = CpuDecoderSteps(self._decoder, limits.table_width) if fused else None
         self._sampler = DraftSampler(
             self.options.draft_sample_method,
             max_rows=limits.max_num_seqs + 1,
@@ -113,6 +116,7 @@ class DraftModelProposer(Proposer):
         """Rounds of a request that were cut short because the draft model's logits were not finite."""
         return int(self._num_cut)
 
+    @torch.inference_mode()
     def propose(self, context: ProposeContext) -> Draft:
         """Draft for the requests that want it, follow the committed tokens of all; see `Proposer.propose`."""
         self._follow(context)
@@ -145,6 +149,7 @@ class DraftModelProposer(Proposer):
             "dtype": str(self._dtype).removeprefix("torch."),
             "vocabulary": f"{self._weights.head.shape[1]} of {config.vocab_size} ids may be proposed",
             "max_positions": str(config.max_positions),
+            "drafting steps": "fused CPU kernels" if getattr(self, "_steps", None) else "plain torch",
         }
         if hasattr(self, "_num_cut") and self.nan_drafts:
             facts["warning"] = f"draft_model: logits were not finite in {self.nan_drafts} rounds, which drafted less"
@@ -164,36 +169,31 @@ class DraftModelProposer(Proposer):
                 covered[rows], ends[rows], host.block_table[rows], decoder.rotary, decoder.block_size, picked.device
             )
             ids = context.token_table[context.slots[picked][owners], inputs.attention.positions]
-            self._forward(ids, inputs)
+            self._decoder.forward(ids, inputs)
         drafted = host.num_tokens + self.num_speculative_tokens - 1
         self._covered[host.slots] = np.where(host.wants_drafts, drafted, np.maximum(covered, ends))
 
     def _draft(self, context: ProposeContext) -> Draft:
         """K drafts for each of R requests; no branch on values and no read by the host."""
-        width = self.num_speculative_tokens
-        plan = DraftRound(
+        plan = self._round(context)
+        self._sampler.begin(
+            context.temperature,
+            context.seeds,
             context.num_tokens,
-            context.block_table,
-            context.host.num_tokens,
-            self._decoder.rotary,
-            self._decoder.block_size,
-            width,
+            context.all_greedy,
+            domain=context.noise_domain,
+            keep_law=context.keep_law,
+            filters=context.filters,
         )
-        self._sampler.begin(context.temperature, context.seeds, context.num_tokens, context.all_greedy)
-        inputs = plan.catch_up()
-        positions = inputs.attention.positions.view(-1, 2)
-        committed = context.token_table[context.slots.unsqueeze(1), positions].flatten()
-        hidden = self._forward(committed, inputs).view(len(positions), 2, -1)[:, 1]
-        drafts = [self._sampler.choose(0, self._decoder.logits(hidden))]
-        for index in range(1, width):
-            hidden = self._decoder.forward(drafts[-1], plan.step(index))
-            drafts.append(self._sampler.choose(index, self._decoder.logits(hidden)))
+        drafts = [self._sampler.choose(0, plan.catch_up())]
+        for index in range(1, self.num_speculative_tokens):
+            drafts.append(self._sampler.choose(index, plan.step(index, drafts[-1])))
         return Draft(torch.stack(drafts, 1), self._num_drafts(context), self._sampler.law())
 
-    def _forward(self, committed: torch.Tensor, inputs: DecoderInputs) -> torch.Tensor:
-        """Run committed tokens [T]; the target may know ids past the draft's embedding (its own padding)."""
-        known = self._weights.config.vocab_size
-        return self._decoder.forward(committed.clamp(max=known - 1), inputs)
+    def _round(self, context: ProposeContext) -> DraftRound:
+        if self._steps is not None:
+            return CpuRound(context, self._steps)
+        return TorchRound(context, self._decoder, self.num_speculative_tokens)
 
     def _num_drafts(self, context: ProposeContext) -> torch.Tensor:
         """Drafts that count, [R] int64: within the request's limit, finite, and within the trained positions."""
@@ -216,14 +216,26 @@ def _pick(context: ProposeContext, rows: np.ndarray, picked: torch.Tensor) -> Pr
         block_table=context.block_table[picked],
         temperature=context.temperature[picked],
         seeds=context.seeds[picked],
-        host=replace(context.host, num_tokens=context.host.num_tokens[rows]),
+        filters=None if context.filters is None else context.filters.of(picked),
+        host=replace(
+            context.host,
+            num_tokens=context.host.num_tokens[rows],
+            block_table=context.host.block_table[rows],
+        ),
     )
 
 
-def _with_head(weights: DecoderWeights, columns: int) -> DecoderWeights:
-    if columns == weights.head.shape[1]:
-        return weights
-    return replace(weights, head=weights.head[:, :columns].contiguous())
+def _fit_vocabulary(weights: DecoderWeights, target_size: int, proposable: int) -> DecoderWeights:
+    """Make every id of the target an input, and only ids below `proposable` an output.
+
+    Either model may have padding rows that the other lacks. Those the draft lacks embed as zeros; columns of padding
+    are cut from the head, so they are neither computed nor proposed.
+    """
+    lacking = max(0, target_size - len(weights.embedding))
+    embedding = F.pad(weights.embedding, (0, 0, 0, lacking)) if lacking else weights.embedding
+    narrow = proposable < weights.head.shape[1]
+    head = weights.head[:, :proposable].contiguous() if narrow else weights.head
+    return replace(weights, embedding=embedding, head=head)
 
 
 def _read_tokenizer(folder: Path) -> Any:

@@ -1,88 +1,104 @@
-"""Where the tokens of one round of autoregressive drafting go: made once, used by all its steps.
+"""One round of autoregressive drafting: which positions its passes feed, and how they are run.
 
 A round first feeds the last two committed tokens of each request, then one draft at a time. Two tokens cover both a
 partly accepted round, whose last kept draft is already in the pages (writing it again changes nothing), and a fully
 accepted one, whose last draft was never fed; so every round has the same shapes and no branch.
 """
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 import torch
 
-from specflow.kernels.paged_attention import AttentionInputs, QueryGroup, plan_groups
+from specflow.core.attention import AttentionInputs, QueryGroup
+from specflow.kernels.paged_attention import plan_groups
 from specflow.kernels.rotary import RotaryTable
-from specflow.proposers.decoder import DecoderInputs
+from specflow.proposers.base import ProposeContext
+from specflow.proposers.cpu_decoder_steps import CpuDecoderSteps
+from specflow.proposers.decoder import Decoder, DecoderInputs
 
 CATCH_UP = 2  # committed tokens fed at the start of a round
 
 
-class DraftRound:
-    """Positions, page slots and rotary entries of R requests for the catch-up and the K-1 steps after it."""
+class DraftRound(ABC):
+    """The passes of one round over the R requests of a context."""
 
-    def __init__(
-        self,
-        num_tokens: torch.Tensor,
-        block_table: torch.Tensor,
-        host_num_tokens: np.ndarray,
-        rotary: RotaryTable,
-        block_size: int,
-        num_drafts: int,
-    ) -> None:
-        """num_tokens [R] int64 (host twin beside it), block_table [R, max_blocks] int64, K = num_drafts.
+    def __init__(self, context: ProposeContext) -> None:
+        self._context = context
 
-        Positions run to num_tokens + K - 2, and the block table must have a column for each; columns without a block
-        hold 0, the block nobody reads.
-        """
-        self._block_table, self._seq_len = block_table, num_tokens
-        self._host_num_tokens = host_num_tokens
-        offsets = torch.arange(-CATCH_UP, num_drafts - 1, device=num_tokens.device).unsqueeze(1)
-        self.positions = (num_tokens + offsets).clamp_(min=0)  # [K+1, R]
-        blocks = block_table.t().gather(0, self.positions // block_size)
-        self._slots = torch.add(self.positions % block_size, blocks, alpha=block_size)  # [K+1, R]
-        self._rows = rotary.rows(self.positions.flatten()).unflatten(0, self.positions.shape)
-        self._first_keys = _first_keys(block_table, host_num_tokens + num_drafts - 1, block_size)
+    def catch_up(self) -> torch.Tensor:
+        """Feed the last two committed tokens of each request; logits of the newest, [R, V]."""
+        context = self._context
+        columns = self.positions(0, CATCH_UP)
+        ids = context.token_table[context.slots.unsqueeze(1), columns].flatten()
+        return self.feed(ids, 0, CATCH_UP)
 
-    def catch_up(self) -> DecoderInputs:
-        """The last two committed tokens of each request, request after request."""
-        return self._inputs(slice(0, CATCH_UP), 0)
+    def step(self, index: int, token_ids: torch.Tensor) -> torch.Tensor:
+        """Feed draft number `index` (from 1) of each request, token_ids [R] int64; logits [R, V]."""
+        return self.feed(token_ids, CATCH_UP + index - 1, 1)
 
-    def step(self, index: int) -> DecoderInputs:
-        """Draft number `index` (from 1) of each request is fed."""
-        return self._inputs(slice(CATCH_UP + index - 1, CATCH_UP + index), index)
+    @abstractmethod
+    def positions(self, offset: int, width: int) -> torch.Tensor:
+        """Positions [R, width] int64 from `offset` past the second last committed token; none below 0."""
 
-    def _inputs(self, rows: slice, extra: int) -> DecoderInputs:
-        width = rows.stop - rows.start
-        positions = self.positions[rows].t().flatten()
+    @abstractmethod
+    def feed(self, token_ids: torch.Tensor, offset: int, width: int) -> torch.Tensor:
+        """Run `width` tokens of each request, request after request, at `positions`; logits of the last, [R, V]."""
+
+
+class TorchRound(DraftRound):
+    """On any device, through the plain decoder. Positions, slots and rotary entries are made once for all passes."""
+
+    def __init__(self, context: ProposeContext, decoder: Decoder, num_drafts: int) -> None:
+        """Positions run to num_tokens + K - 2, for which the block table must have columns; those without a block
+        hold 0, the block nobody reads."""
+        super().__init__(context)
+        self._decoder = decoder
+        offsets = torch.arange(-CATCH_UP, num_drafts - 1, device=context.slots.device)
+        self._positions = (context.num_tokens.unsqueeze(1) + offsets).clamp_(min=0)  # [R, K+1]
+        size = decoder.block_size
+        blocks = context.block_table.gather(1, self._positions // size)
+        self._slots = torch.add(self._positions % size, blocks, alpha=size)  # [R, K+1]
+        self._rows = decoder.rotary.rows(self._positions.flatten()).unflatten(0, self._positions.shape)
+
+    def positions(self, offset: int, width: int) -> torch.Tensor:
+        """See `DraftRound.positions`."""
+        return self._positions[:, offset : offset + width]
+
+    def feed(self, token_ids: torch.Tensor, offset: int, width: int) -> torch.Tensor:
+        """See `DraftRound.feed`."""
+        columns = slice(offset, offset + width)
+        positions = self._positions[:, columns]
+        longest = self._context.host.num_tokens - CATCH_UP + offset + width
+        group = QueryGroup(0, len(positions), 0, width, max(int(longest.max()), 1), None)
         attention = AttentionInputs(
-            positions=positions,
-            slot_mapping=self._slots[rows].t().flatten(),
-            block_table=self._block_table,
-            seq_len=self._seq_len + extra,
-            groups=self._groups(width, extra),
+            positions=positions.flatten(),
+            slot_mapping=self._slots[:, columns].flatten(),
+            block_table=self._context.block_table,
+            seq_len=positions[:, -1] + 1,
+            groups=(group,),
         )
-        return DecoderInputs(attention, self._rows[rows].transpose(0, 1).flatten(0, 1))
-
-    def _groups(self, width: int, extra: int) -> tuple[QueryGroup, ...]:
-        lengths = self._host_num_tokens + extra
-        if self._first_keys is None:
-            return (QueryGroup(0, len(lengths), 0, width, int(lengths.max()), None),)
-        return tuple(
-            QueryGroup(row, 1, row * width, width, length, first)
-            for row, (length, first) in enumerate(zip(lengths.tolist(), self._first_keys, strict=True))
-        )
+        hidden = self._decoder.forward(token_ids, DecoderInputs(attention, self._rows[:, columns].flatten(0, 1)))
+        return self._decoder.logits(hidden[width - 1 :: width])
 
 
-def _first_keys(block_table: torch.Tensor, lengths: np.ndarray, block_size: int) -> list[int] | None:
-    """First page slot of each request, if all have their blocks in a row; None otherwise and off the CPU.
+class CpuRound(DraftRound):
+    """On a CPU in float32, through compiled kernels that find slots and rotary entries themselves."""
 
-    On a CPU one request after the other, read in place, is faster than a gathered batch.
-    """
-    if block_table.device.type != "cpu":
-        return None
-    table = block_table.numpy()
-    counts = -(-lengths // block_size)
-    steps = np.arange(1, table.shape[1])
-    in_a_row = (np.diff(table, axis=1) == 1) | (steps >= counts[:, None])
-    return (table[:, 0] * block_size).tolist() if in_a_row.all() else None
+    def __init__(self, context: ProposeContext, steps: CpuDecoderSteps) -> None:
+        super().__init__(context)
+        self._steps = steps
+        self._block_table = context.host.block_table
+        self._first = context.host.num_tokens - CATCH_UP
+
+    def positions(self, offset: int, width: int) -> torch.Tensor:
+        """See `DraftRound.positions`."""
+        columns = self._first[:, None] + np.arange(offset, offset + width)
+        return torch.from_numpy(np.maximum(columns, 0))
+
+    def feed(self, token_ids: torch.Tensor, offset: int, width: int) -> torch.Tensor:
+        """See `DraftRound.feed`."""
+        return self._steps.run(token_ids, self._first + offset, self._block_table)
 
 
 def chunk_inputs(

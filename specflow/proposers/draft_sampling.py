@@ -5,7 +5,8 @@ from typing import Literal
 import torch
 
 from specflow.kernels.argmax import lowest_argmax
-from specflow.samplers.noise import DRAFT, gumbel_argmax, gumbel_noise
+from specflow.kernels.noise import DRAFT, gumbel_argmax, gumbel_noise
+from specflow.samplers.filters import RowFilters, filter_rows
 
 SampleMethod = Literal["greedy", "probabilistic"]
 
@@ -14,24 +15,40 @@ class DraftSampler:
     """Draws the K drafts of a round, one call per position.
 
     greedy: the highest logit, the lowest id among equals; the law is one-hot and not stored.
-    probabilistic: softmax(logits / temperature) by Gumbel argmax with noise that is a function of (seed, position)
-    alone; requests with temperature 0 take the highest logit. What is stored is the very tensor that was sampled from.
+    probabilistic: softmax(logits / temperature), the request's filters applied, by Gumbel argmax with noise that is a
+    function of (seed, position) alone; requests with temperature 0 take the highest logit. What is stored is the very
+    tensor that was sampled from.
     """
 
     def __init__(
         self, method: SampleMethod, *, max_rows: int, num_drafts: int, vocab_size: int, device: torch.device
     ) -> None:
         """vocab_size: columns of the stored logits; those that the drafter's logits lack stay at -inf."""
-        self._store: torch.Tensor | None = None
-        if method == "probabilistic":
-            shape = (max_rows, num_drafts, vocab_size)
-            self._store = torch.full(shape, float("-inf"), dtype=torch.float32, device=device)
+        self._probabilistic = method == "probabilistic"
+        self._shape, self._device = (max_rows, num_drafts, vocab_size), device
+        self._store: torch.Tensor | None = None  # made in the first round that keeps the law
 
-    def begin(self, temperature: torch.Tensor, seeds: torch.Tensor, num_tokens: torch.Tensor, all_greedy: bool) -> None:
-        """Start a round of R requests: temperature [R] float32, seeds [R] int64, num_tokens [R] int64."""
+    def begin(
+        self,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        num_tokens: torch.Tensor,
+        all_greedy: bool,
+        *,
+        domain: int = DRAFT,
+        keep_law: bool = True,
+        filters: RowFilters | None = None,
+    ) -> None:
+        """Start a round of R requests: temperature [R] float32, seeds [R] int64, num_tokens [R] int64.
+
+        domain, keep_law and filters: as in `ProposeContext`.
+        """
         self._peaks: list[torch.Tensor] = []
-        self._sampled = self._store is not None and not all_greedy
-        self._seeds, self._num_tokens = seeds, num_tokens
+        self._sampled = self._probabilistic and not all_greedy
+        self._keeps, self._filters = self._sampled and keep_law, filters
+        self._seeds, self._num_tokens, self._domain = seeds, num_tokens, domain
+        if self._keeps and self._store is None:
+            self._store = torch.full(self._shape, float("-inf"), dtype=torch.float32, device=self._device)
         if self._sampled:
             self._greedy_rows = (temperature == 0).unsqueeze(1)
             self._divisor = torch.where(self._greedy_rows, 1.0, temperature.unsqueeze(1))
@@ -44,13 +61,16 @@ class DraftSampler:
         self._peaks.append(logits.amax(-1))
         if not self._sampled:
             return lowest_argmax(logits)
-        assert self._store is not None
         best = lowest_argmax(logits)
         scaled = logits.float() / self._divisor
-        noise = gumbel_noise(self._seeds, self._num_tokens + index, DRAFT, logits.shape[1])
+        if self._filters is not None:
+            scaled = filter_rows(scaled, self._filters)
+        noise = gumbel_noise(self._seeds, self._num_tokens + index, self._domain, logits.shape[1])
         ids = torch.where(self._greedy_rows.squeeze(1), best, gumbel_argmax(scaled, noise))
-        one_hot = torch.full_like(scaled, float("-inf")).scatter_(1, best.unsqueeze(1), 0.0)
-        self._store[: len(ids), index, : logits.shape[1]] = torch.where(self._greedy_rows, one_hot, scaled)
+        if self._keeps:
+            assert self._store is not None
+            one_hot = torch.full_like(scaled, float("-inf")).scatter_(1, best.unsqueeze(1), 0.0)
+            self._store[: len(ids), index, : logits.shape[1]] = torch.where(self._greedy_rows, one_hot, scaled)
         return ids
 
     def usable(self) -> torch.Tensor:
@@ -58,7 +78,7 @@ class DraftSampler:
         return torch.stack(self._peaks).isfinite().to(torch.int64).cumprod(0).sum(0)
 
     def law(self) -> torch.Tensor | None:
-        """Logits of the sampled law, [R, K, V] float32, valid until the next round; None when all is one-hot."""
-        if not self._sampled or self._store is None:
+        """Logits of the sampled law, [R, K, V] float32, valid until the next round; None when one-hot or not kept."""
+        if not self._keeps or self._store is None:
             return None
         return self._store[: len(self._seeds)]

@@ -5,13 +5,28 @@ from abc import ABC, abstractmethod
 import torch
 
 from specflow.core.draft import Verdict, VerifyInputs
+from specflow.core.limits import EngineLimits
+from specflow.kernels.noise import DRAFT
 
 
 class Sampler(ABC):
-    """A verification method. Lossless unless the class says otherwise; a lossy one is labelled in every report."""
+    """A verification method. Lossless unless the class says otherwise; a lossy one is labelled in every report.
+
+    The attributes tell the engine how drafts have to be drawn for this method; they never change after construction.
+    """
 
     name: str = "sampler"
     lossless: bool = True
+    seed_exact: bool = False  # under a seed, sampled output equals plain decoding's token by token
+    needs_draft_logits: bool = True  # reads `VerifyInputs.draft_logits`; False: nobody stores them
+    draft_domain: int = DRAFT  # domain of the noise that probabilistic drafts are drawn with
+    fresh_draft_noise: bool = False  # a position drafted again in a later step must get new noise
+
+    def check_num_drafts(self, num_drafts: int) -> None:
+        """Raise `ConfigError` when the options do not fit K = num_drafts; called before any weight is loaded."""
+
+    def configure(self, limits: EngineLimits) -> None:
+        """Learn the engine's sizes; called once, before the first step."""
 
     @abstractmethod
     def verify(self, logits: torch.Tensor, inputs: VerifyInputs) -> Verdict:
@@ -20,6 +35,7 @@ class Sampler(ABC):
         logits: [N, V] float, row `inputs.cu_rows[b] + i` judges draft i of request b; every option of the request is
         applied already (penalties, bias, masks; for sampling rows also temperature, top-k, top-p, min-p), so that
         softmax of a row is the law *p* its token must follow. Greedy rows take the lowest id among the highest logits.
+        Without drafts it is plain decoding, so that both draw their tokens in one place.
         """
 
     def describe(self) -> dict[str, str]:

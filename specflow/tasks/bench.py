@@ -155,7 +155,7 @@ class _Bench:
             return LosslessVerdict("not_applicable", reason="plain decoding only: no proposer ran")
         if not self.engine.sampler.lossless:
             return LosslessVerdict("not_applicable", reason=f"sampler {self.engine.sampler.name!r} is lossy by design")
-        if not self.sampling.greedy:
+        if not (self.sampling.greedy or self.engine.sampler.seed_exact):
             reason = f"temperature {self.sampling.temperature:g}: equal in law, not token by token"
             return LosslessVerdict("not_applicable", reason=reason)
         plain = {(one.series.batch_size, one.series.repeat): one for one in measured if one.series.method == PLAIN}

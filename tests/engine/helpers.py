@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from specflow.backends.cpu import CpuBackend, CpuOptions
 from transformers import AutoModelForCausalLM
 
+from specflow.backends.cpu import CpuBackend, CpuOptions
 from specflow.core.sampling_params import SamplingParams
 from specflow.engine.engine import Engine
 from specflow.proposers.base import Proposer
@@ -46,7 +46,12 @@ def generate_by_transformers(folder: Path, prompt: Sequence[int], max_new_tokens
     model = reference_model(folder)
     ids = torch.tensor([list(prompt)])
     output = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0, **options
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        pad_token_id=0,
+        **options,
     )
     return output[0, len(prompt) :].tolist()
 
@@ -64,7 +69,7 @@ def oracle_engine(
     length: int = 70,
     **options: Any,
 ) -> tuple[Engine, list[str]]:
-    """An engine whose proposer knows the greedy continuation (EOS ignored) of each prompt; and the request ids to use."""
+    """An engine whose proposer knows each prompt's greedy continuation (EOS ignored); and the request ids to use."""
     free = plain(folder, prompts, SamplingParams(max_tokens=length, ignore_eos=True))
     names = [f"r{index}" for index in range(len(prompts))]
     sequences = {name: [*prompt, *output.token_ids] for name, prompt, output in zip(names, prompts, free, strict=True)}

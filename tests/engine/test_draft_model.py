@@ -84,7 +84,9 @@ def test_request_options_with_a_draft_model(llama_folder: Path, other_folder: Pa
 def test_a_sampling_copy_is_always_right(llama_folder: Path) -> None:
     """Drafts sampled from q equal to p are accepted with probability one."""
     engine = make_engine(llama_folder, draft(llama_folder, 3, "probabilistic"))
-    sampling = [SamplingParams(max_tokens=40, ignore_eos=True, temperature=t, seed=i) for i, t in enumerate((0.3, 0.7, 1, 2))]
+    sampling = [
+        SamplingParams(max_tokens=40, ignore_eos=True, temperature=t, seed=i) for i, t in enumerate((0.3, 0.7, 1, 2))
+    ]
     for output in engine.generate(PROMPTS, sampling):
         assert output.accepted >= output.drafted - 1  # a coin within rounding of one
         assert output.drafted > 0

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from specflow.core.batch import PackedBatch, TargetOutput
 from specflow.core.request import FinishReason
 from specflow.core.sampling_params import SamplingParams
+from specflow.engine.engine import Engine
 from specflow.errors import ConfigError, PromptError
 from specflow.proposers.ngram import NgramOptions, NgramProposer
 from specflow.testing.conformance import assert_idle, assert_lossless, assert_same
@@ -16,15 +18,26 @@ from tests.engine.helpers import PROMPTS, make_engine, oracle_engine, plain
 FREE = SamplingParams(max_tokens=50, ignore_eos=True)
 
 
+def watch_positions(engine: Engine) -> list[int]:
+    """The highest position of every target pass from now on."""
+    highest: list[int] = []
+    forward = engine.target.forward
+
+    def watched(batch: PackedBatch) -> TargetOutput:
+        highest.append(int(batch.positions.max()))
+        return forward(batch)
+
+    engine.target.forward = watched
+    return highest
+
+
 @pytest.mark.parametrize("length", range(120, 129))
 def test_drafts_stop_at_the_context_limit(llama_folder: Path, length: int) -> None:
     """C48: same tokens and finish reason as plain decoding; no position past the last one is fed."""
     prompt = [(7 * i) % 300 + 1 for i in range(length)]
     for proposer in (NoiseProposer(8, 384), NgramProposer(NgramOptions(num_speculative_tokens=8, prompt_lookup_max=2))):
         engine = make_engine(llama_folder, proposer)
-        highest = []
-        forward = engine.target.forward
-        engine.target.forward = lambda batch, forward=forward: (highest.append(int(batch.positions.max())), forward(batch))[1]
+        highest = watch_positions(engine)
         output = assert_lossless(engine, [prompt], FREE)[0]
         assert max(highest) <= 127
         assert output.finish_reason is FinishReason.LENGTH

@@ -65,7 +65,9 @@ def test_rows_with_and_without_drafts_mix(llama_folder: Path) -> None:
     outputs = assert_lossless(engine, prompts, GREEDY)
     assert any(output.drafted for output in outputs)
     shuffled = [4, 2, 0, 5, 3, 1]
-    again = engine.generate([prompts[i] for i in shuffled], GREEDY, request_ids=[outputs[i].request_id for i in shuffled])
+    again = engine.generate(
+        [prompts[i] for i in shuffled], GREEDY, request_ids=[outputs[i].request_id for i in shuffled]
+    )
     assert_same(again, [outputs[i] for i in shuffled])
 
 

@@ -119,7 +119,9 @@ def test_stop_string_across_tokens(llama_folder: Path, num_drafts: int, include:
     free = plain(llama_folder, PROMPTS[:1], SamplingParams(max_tokens=40, ignore_eos=True))[0]
     clean = [i for i in range(len(free.text) - 6) if "\ufffd" not in free.text[i : i + 6]]
     stop = free.text[clean[len(clean) // 2] :][:6]
-    sampling = SamplingParams(max_tokens=40, ignore_eos=True, stop=[stop], include_stop_str_in_output=include, logprobs=0)
+    sampling = SamplingParams(
+        max_tokens=40, ignore_eos=True, stop=[stop], include_stop_str_in_output=include, logprobs=0
+    )
     engine, names = oracle_engine(llama_folder, PROMPTS[:1], num_drafts)
     found = engine.generate(PROMPTS[:1], sampling, request_ids=names)
     assert_same(found, engine.generate(PROMPTS[:1], sampling, speculate=False, request_ids=names))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from specflow.kernels.paged_attention import AttentionInputs, paged_attention, plan_groups, write_pages
+from specflow.core.attention import AttentionInputs
+from specflow.kernels.paged_attention import paged_attention, plan_groups, write_pages
 
 BLOCK = 4
 

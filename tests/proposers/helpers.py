@@ -57,7 +57,9 @@ class Row:
 class Bench:
     """A draft model proposer with tables and blocks, driven step by step."""
 
-    def __init__(self, folder: Path, k: int = 4, shuffled: bool = True, vocab: int | None = None, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, k: int = 4, shuffled: bool = True, vocab: int | None = None, **options: Any
+    ) -> None:
         self.k = k
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         vocab = vocab or self.model.config.vocab_size

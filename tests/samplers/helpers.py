@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from specflow.core.draft import Verdict, VerifyInputs
-from specflow.samplers.noise import DRAFT, gumbel_argmax, gumbel_noise
+from specflow.kernels.noise import DRAFT, gumbel_argmax, gumbel_noise
 from specflow.samplers.standard import StandardOptions, StandardSampler
 
 P = torch.tensor([0.5, 0.3, 0.15, 0.04, 0.01])

@@ -12,8 +12,14 @@ def process(
     logits: torch.Tensor, prompt: list[int], output: list[int], drafts: list[int], stop_ids=(), bad=(), **options
 ) -> torch.Tensor:
     request = Request(
-        "a", prompt, SamplingParams(**options), seed=0, slot=1, output_ids=output,
-        stop_ids=frozenset(stop_ids), bad_word_ids=tuple(bad),
+        "a",
+        prompt,
+        SamplingParams(**options),
+        seed=0,
+        slot=1,
+        output_ids=output,
+        stop_ids=frozenset(stop_ids),
+        bad_word_ids=tuple(bad),
     )
     table = torch.zeros(3, 64, dtype=torch.int64)
     tokens = prompt + output + drafts
@@ -24,9 +30,7 @@ def process(
 def test_penalties_worked_example() -> None:
     """Oracle row 15 of the verification note."""
     logits = torch.tensor([[2.0, 1, 0, -1]]).repeat(3, 1)
-    rows = process(
-        logits, [2], [0], [0, 3], repetition_penalty=1.5, frequency_penalty=0.2, presence_penalty=0.5
-    )
+    rows = process(logits, [2], [0], [0, 3], repetition_penalty=1.5, frequency_penalty=0.2, presence_penalty=0.5)
     expected = torch.tensor([[0.633333, 1, 0, -1], [0.433333, 1, 0, -1], [0.433333, 1, 0, -2.2]])
     assert torch.allclose(rows, expected, atol=1e-5)
 
@@ -68,9 +72,24 @@ def test_temperature_and_filters() -> None:
     assert torch.allclose(process(logits, [0], [], [], temperature=0.5), logits * 2)
     assert torch.isinf(process(logits, [0], [], [], temperature=1.0, top_k=2)[0]).tolist() == [False, False, True, True]
     # Mass .644, .237, .087, .032: the second token carries the sum over 0.7.
-    assert torch.isinf(process(logits, [0], [], [], temperature=1.0, top_p=0.7)[0]).tolist() == [False, False, True, True]
-    assert torch.isinf(process(logits, [0], [], [], temperature=1.0, top_p=0.6)[0]).tolist() == [False, True, True, True]
-    assert torch.isinf(process(logits, [0], [], [], temperature=1.0, min_p=0.3)[0]).tolist() == [False, False, True, True]
+    assert torch.isinf(process(logits, [0], [], [], temperature=1.0, top_p=0.7)[0]).tolist() == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert torch.isinf(process(logits, [0], [], [], temperature=1.0, top_p=0.6)[0]).tolist() == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert torch.isinf(process(logits, [0], [], [], temperature=1.0, min_p=0.3)[0]).tolist() == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_top_k_keeps_the_lowest_ids_among_equals() -> None:

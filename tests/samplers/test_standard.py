@@ -31,7 +31,9 @@ def test_greedy_rejects_placeholders() -> None:
 
 
 def test_ties_take_the_lowest_id() -> None:
-    verdict = standard().verify(torch.tensor([[1.0, 3.0, 3.0, 0.0]]), make_inputs(torch.zeros(1, 0, dtype=torch.int64), temperature=0.0))
+    verdict = standard().verify(
+        torch.tensor([[1.0, 3.0, 3.0, 0.0]]), make_inputs(torch.zeros(1, 0, dtype=torch.int64), temperature=0.0)
+    )
     assert verdict.token_ids.tolist() == [[1]]
 
 
@@ -107,7 +109,8 @@ def test_joint_law_of_two_positions() -> None:
 def test_near_equal_laws_fall_back_to_p_and_not_to_token_zero() -> None:
     p = torch.tensor([0.0, 0.0, 0.5, 0.5])
     inputs = make_inputs(
-        torch.zeros(1000, 1, dtype=torch.int64), draft_logits=torch.tensor([[0.5, 0.5, 0.0, 0.0]]).log().repeat(1000, 1, 1)
+        torch.zeros(1000, 1, dtype=torch.int64),
+        draft_logits=torch.tensor([[0.5, 0.5, 0.0, 0.0]]).log().repeat(1000, 1, 1),
     )
     tokens = first_tokens(standard().verify(p.log().repeat(2000, 1), inputs))
     assert set(tokens.tolist()) == {2, 3}
@@ -115,7 +118,9 @@ def test_near_equal_laws_fall_back_to_p_and_not_to_token_zero() -> None:
 
 def test_nan_draft_law_is_rejected_and_drawn_from_p() -> None:
     nan = torch.full((20_000, 1, 5), float("nan"))
-    verdict = standard().verify(P.log().repeat(40_000, 1), make_inputs(torch.zeros(20_000, 1, dtype=torch.int64), draft_logits=nan))
+    verdict = standard().verify(
+        P.log().repeat(40_000, 1), make_inputs(torch.zeros(20_000, 1, dtype=torch.int64), draft_logits=nan)
+    )
     assert int(verdict.num_accepted.sum()) == 0
     assert total_variation(first_tokens(verdict), P) < bound(5, 20_000)
 
@@ -133,7 +138,10 @@ def test_rows_do_not_depend_on_the_batch() -> None:
     rows = P.log().repeat(2, 1)
     law = Q.log().view(1, 1, -1)
     alone = [
-        standard().verify(rows, make_inputs(drafts[i : i + 1], draft_logits=law, seeds=seeds[i : i + 1])).token_ids[0].tolist()
+        standard()
+        .verify(rows, make_inputs(drafts[i : i + 1], draft_logits=law, seeds=seeds[i : i + 1]))
+        .token_ids[0]
+        .tolist()
         for i in range(64)
     ]
     order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
@@ -166,7 +174,13 @@ def test_greedy_does_not_depend_on_seeds() -> None:
     rows = torch.randn(9, 20, generator=torch.Generator().manual_seed(1))
     drafts = torch.zeros(3, 2, dtype=torch.int64)
     outputs = {
-        tuple(itertools.chain(*standard().verify(rows, make_inputs(drafts, temperature=0.0, seeds=torch.arange(3) + s)).token_ids.tolist()))
+        tuple(
+            itertools.chain(
+                *standard()
+                .verify(rows, make_inputs(drafts, temperature=0.0, seeds=torch.arange(3) + s))
+                .token_ids.tolist()
+            )
+        )
         for s in range(5)
     }
     assert len(outputs) == 1

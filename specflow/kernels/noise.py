@@ -7,7 +7,7 @@ stream between proposal and residual biases the output (vLLM PR 54282).
 
 import torch
 
-COIN, DRAFT, TARGET, TREE = 1, 2, 3, 4
+COIN, DRAFT, TARGET, TREE, FRESH = 1, 2, 3, 4, 5
 
 _MASK32 = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B1
@@ -37,6 +37,15 @@ def gumbel_noise(
 def gumbel_argmax(logits: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """Sample one id per row of logits [B, V]: argmax of logits plus noise, lowest id among equals; int64 [B]."""
     return torch.argmax(logits.to(noise.dtype) + noise, dim=-1)
+
+
+def fresh_seeds(seeds: torch.Tensor, rounds: torch.Tensor) -> torch.Tensor:
+    """Other seeds for every verification step of a request; int64 tensors of one shape -> int64, same shape.
+
+    Needed where a number could be looked at in one step and used again in a later one (block verification).
+    """
+    first, second = _keys(seeds, rounds, FRESH)
+    return (first << 31) ^ second
 
 
 def _keys(seeds: torch.Tensor, positions: torch.Tensor, domain: int) -> tuple[torch.Tensor, torch.Tensor]:

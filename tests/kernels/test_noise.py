@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from specflow.samplers.noise import COIN, DRAFT, TARGET, gumbel_argmax, gumbel_noise, uniform
+from specflow.kernels.noise import COIN, DRAFT, TARGET, gumbel_argmax, gumbel_noise, uniform
 
 SEEDS = torch.arange(200_000)
 POSITION = torch.full_like(SEEDS, 17)
@@ -17,7 +17,8 @@ def test_coins_are_uniform() -> None:
 
 def test_coins_stay_inside_the_open_interval() -> None:
     coins = uniform(SEEDS, POSITION, COIN)
-    assert coins.min() > 0 and coins.max() < 1
+    assert coins.min() > 0
+    assert coins.max() < 1
 
 
 def test_noise_is_gumbel() -> None:
@@ -51,13 +52,20 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_a_prefix_of_the_vocabulary_has_the_same_noise() -> None:
-    assert torch.equal(gumbel_noise(SEEDS[:3], POSITION[:3], DRAFT, 7), gumbel_noise(SEEDS[:3], POSITION[:3], DRAFT, 99)[:, :7])
+    assert torch.equal(
+        gumbel_noise(SEEDS[:3], POSITION[:3], DRAFT, 7), gumbel_noise(SEEDS[:3], POSITION[:3], DRAFT, 99)[:, :7]
+    )
 
 
 def test_argmax_follows_the_law() -> None:
     law = torch.tensor([0.5, 0.3, 0.2])
     drawn = gumbel_argmax(law.log().expand(len(SEEDS), -1), gumbel_noise(SEEDS, POSITION, TARGET, 3))
-    assert stats.chisquare(np.bincount(drawn.numpy()), law.double().numpy() / law.double().sum().item() * len(SEEDS)).pvalue > 1e-4
+    assert (
+        stats.chisquare(
+            np.bincount(drawn.numpy()), law.double().numpy() / law.double().sum().item() * len(SEEDS)
+        ).pvalue
+        > 1e-4
+    )
 
 
 def test_float64_noise_refines_float32() -> None:

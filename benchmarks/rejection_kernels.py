@@ -1,0 +1,226 @@
+"""Rejection kernels against the torch path and against the bytes they must move.
+
+    python benchmarks/rejection_kernels.py                       # the table of docs/kernels.md; needs a GPU and triton
+    python benchmarks/rejection_kernels.py --batch 64 --k 7 --no-torch --stats-block 4096
+
+Every case is captured as one CUDA graph that verifies a ring of different inputs, more than the last-level cache
+holds, and timed by events over replays: the time is the device's, without launch overhead of the host. Bytes are the
+least that must be read: every row that judges a draft or gives a token once (twice where the draft was rejected), and
+for probabilistic drafts their laws in the same way. Acceptance of the generated drafts is measured and counted in.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+import triton
+
+from specflow.core.draft import Verdict, VerifyInputs
+from specflow.kernels.rejection.pipeline import RejectionPipeline
+from specflow.kernels.rejection.workspace import LaunchShape, launch_shape
+from specflow.samplers.standard import StandardOptions, StandardSampler
+
+MODES = ("greedy", "one-hot", "probabilistic")
+Verify = Callable[[torch.Tensor, VerifyInputs], Verdict]
+Case = tuple[torch.Tensor, VerifyInputs]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; times in microseconds."""
+
+    mode: str
+    batch: int
+    k: int
+    accepted: float  # mean accepted drafts of a request
+    megabytes: float  # least bytes to read
+    floor: float  # these bytes at the copy bandwidth
+    kernels: float
+    torch: float | None
+
+    @property
+    def share(self) -> float:
+        """Reached part of the copy bandwidth."""
+        return self.floor / self.kernels
+
+
+def make_case(mode: str, batch: int, k: int, vocab: int, seed: int) -> Case:
+    """Random logits like a model's (a few likely ids above a wide bulk); drafts that are often right."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    rows = batch * (k + 1)
+    logits = torch.randn(rows, vocab, generator=generator, device="cuda") * 2
+    logits.scatter_add_(1, *_peaks(rows, vocab, generator))
+    steps = logits.view(batch, k + 1, vocab)[:, :k]
+    draft_logits = None
+    if mode == "probabilistic":
+        draft_logits = (steps + 1.5 * torch.randn(steps.shape, generator=generator, device="cuda")).to(torch.bfloat16)
+        draws = torch.multinomial(draft_logits.float().flatten(0, 1).softmax(-1), 1, generator=generator)
+        draft_ids = draws.view(batch, k)
+    else:
+        draft_ids = steps.argmax(-1)
+    wrong = torch.rand(draft_ids.shape, generator=generator, device="cuda") < 0.15
+    anything = torch.randint(vocab, draft_ids.shape, generator=generator, device="cuda")
+    ints = torch.arange(batch + 1, device="cuda")
+    heat = 0.0 if mode == "greedy" else 1.0
+    return logits.to(torch.bfloat16), VerifyInputs(
+        cu_rows=ints * (k + 1),
+        draft_ids=torch.where(wrong & (mode != "probabilistic"), anything, draft_ids),
+        num_drafts=torch.full((batch,), k, device="cuda"),
+        positions=ints[:-1] + 100 * seed,
+        temperature=torch.full((batch,), heat, device="cuda"),
+        seeds=ints[:-1] * 7919 + seed,
+        rounds=torch.zeros_like(ints[:-1]),
+        draft_logits=draft_logits,
+        all_greedy=mode == "greedy",
+    )
+
+
+def _peaks(rows: int, vocab: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and additions of eight likely tokens per row; the first carries most of the mass."""
+    ids = torch.randint(vocab, (rows, 8), generator=generator, device="cuda")
+    heights = 10 - 1.5 * torch.arange(8, device="cuda") + torch.randn(rows, 8, generator=generator, device="cuda")
+    heights[:, 0] += 8
+    return ids, heights
+
+
+def least_bytes(case: Case, verdict: Verdict) -> int:
+    """Bytes that any implementation of this split has to read; outputs and statistics are a thousandth of that."""
+    logits, inputs = case
+    row = logits.shape[1] * logits.element_size()
+    drafts, batch = int(inputs.num_drafts.sum()), len(inputs.num_drafts)
+    if inputs.all_greedy:
+        return (drafts + batch) * row
+    total = (drafts + batch) * row
+    if inputs.draft_logits is not None:
+        rejected = int((verdict.num_accepted < inputs.num_drafts).sum())
+        total += (drafts + rejected) * logits.shape[1] * inputs.draft_logits.element_size()
+    return total
+
+
+def time_of(verify: Verify, cases: Sequence[Case], repeats: int) -> float:
+    """Median microseconds of one verification, from replays of a graph over all cases."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for case in cases[:2]:
+            verify(*case)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [verify(*case) for case in cases]
+    return _median_time(graph.replay, repeats) / len(kept)
+
+
+def _median_time(work: Callable[[], object], repeats: int) -> float:
+    """Microseconds by device events, after three runs that do not count."""
+    times = []
+    for repeat in range(repeats + 3):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        if repeat >= 3:
+            times.append(start.elapsed_time(end) * 1000)
+    return statistics.median(times)
+
+
+def copy_bandwidth(repeats: int = 10) -> float:
+    """Bytes per second of a large device-to-device copy, read plus written."""
+    source = torch.randn(2**30, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / (_median_time(lambda: target.copy_(source), repeats) * 1e-6)
+
+
+def ring(mode: str, batch: int, k: int, vocab: int, cache_bytes: int) -> list[Case]:
+    """Enough different inputs to outgrow the cache twice, 2 to 96 of them."""
+    rows = batch * (k + 1) + (batch * k if mode == "probabilistic" else 0)
+    count = max(2, min(96, -(-2 * cache_bytes // (rows * vocab * 2))))
+    return [make_case(mode, batch, k, vocab, seed) for seed in range(count)]
+
+
+def measure(mode: str, batch: int, k: int, options: argparse.Namespace, bandwidth: float) -> Row:
+    """Kernels and torch path on one ring of inputs."""
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    cases = ring(mode, batch, k, options.vocab, cache)
+    plain = StandardSampler(StandardOptions())
+    exact = [(logits, with_float_laws(inputs)) for logits, inputs in cases]  # the torch path's contract
+    verdicts = [plain.verify(*case) for case in exact]
+    needed = statistics.mean(least_bytes(*pair) for pair in zip(cases, verdicts, strict=True))
+    accepted = statistics.mean(float(verdict.num_accepted.double().mean()) for verdict in verdicts)
+    torch_time = time_of(plain.verify, exact, options.repeats) if options.torch else None
+    pipeline = RejectionPipeline(shape=shape_from(options, batch * (k + 1)))
+    check(pipeline, cases, verdicts)
+    kernels = time_of(pipeline.verify, cases, options.repeats)
+    return Row(mode, batch, k, accepted, needed / 1e6, needed / bandwidth * 1e6, kernels, torch_time)
+
+
+def with_float_laws(inputs: VerifyInputs) -> VerifyInputs:
+    """The same draft laws in float32."""
+    return inputs if inputs.draft_logits is None else replace(inputs, draft_logits=inputs.draft_logits.float())
+
+
+def check(pipeline: RejectionPipeline, cases: Sequence[Case], verdicts: Sequence[Verdict]) -> None:
+    """The kernels must emit the torch path's tokens; a difference is counted and shown, never hidden."""
+    pairs = zip(cases, verdicts, strict=True)
+    wrong = sum(int((pipeline.verify(*case).token_ids != verdict.token_ids).any(1).sum()) for case, verdict in pairs)
+    if wrong:
+        print(f"{wrong} of {len(cases) * len(verdicts[0].num_emitted)} requests differ from the torch path")
+
+
+def shape_from(options: argparse.Namespace, num_rows: int) -> LaunchShape:
+    """The default shape with what the command line changes."""
+    names = ("stats_block", "stats_warps", "sample_block", "sample_warps", "chunk")
+    given = {name: getattr(options, name) for name in names if getattr(options, name)}
+    return replace(launch_shape(num_rows), **given)
+
+
+def parse() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 64])
+    parser.add_argument("--k", nargs="+", type=int, default=[3, 7, 15])
+    parser.add_argument("--vocab", type=int, default=151_936)
+    parser.add_argument("--torch", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--bandwidth", type=float, help="bytes per second of a copy; measured when not given")
+    parser.add_argument("--json", help="also write the rows to this file")
+    for name in ("stats-block", "stats-warps", "sample-block", "sample-warps", "chunk"):
+        parser.add_argument(f"--{name}", type=int)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Print the table."""
+    options = parse()
+    bandwidth = options.bandwidth or copy_bandwidth()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
+    print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s, vocabulary {options.vocab}, bf16 logits")
+    print("| drafts | batch | K | accepted | MB | floor µs | kernels µs | of copy | torch µs | times faster |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    rows = []
+    for mode in options.mode:
+        for batch in options.batch:
+            for k in options.k:
+                rows.append(measure(mode, batch, k, options, bandwidth))
+                print(_line(rows[-1]), flush=True)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump([asdict(row) for row in rows], file, indent=1)
+
+
+def _line(row: Row) -> str:
+    slow = "–" if row.torch is None else f"{row.torch:.0f}"
+    times = "–" if row.torch is None else f"{row.torch / row.kernels:.1f}"
+    return (
+        f"| {row.mode} | {row.batch} | {row.k} | {row.accepted:.1f} | {row.megabytes:.1f} | {row.floor:.1f} "
+        f"| {row.kernels:.1f} | {100 * row.share:.0f} % | {slow} | {times} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

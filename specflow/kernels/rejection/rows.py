@@ -1,0 +1,74 @@
+"""Reading logits inside kernels, by one rule for NaN and infinities."""
+
+# mypy: ignore-errors
+# Bodies below are Triton's language, which only looks like typed Python.
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+# What the resample stage draws from.
+DONE = tl.constexpr(0)  # nothing to draw: the token is known
+PLAIN = tl.constexpr(1)  # p: the bonus token, a placeholder, or a draft law that is not a law
+ONE_HOT = tl.constexpr(2)  # p without the rejected draft
+RESIDUAL = tl.constexpr(3)  # [p - q]+
+
+NO_TOKEN = tl.constexpr(2147483647)  # past every id
+
+
+@triton.jit
+def load_target(row_ptr, tokens, inverse_temperature, V: tl.constexpr, SCALE: tl.constexpr):
+    """Float32 logits of some ids; NaN and ids outside [0, V) become -inf.
+
+    A NaN could win a maximum; as -inf it can never be chosen beside a finite logit. +inf stands for the largest finite
+    value: the callers cap what they derive from it, not every element.
+    """
+    logits = tl.load(row_ptr + tokens, mask=(tokens >= 0) & (tokens < V), other=float("-inf")).to(tl.float32)
+    if SCALE:
+        logits = logits * inverse_temperature
+    return tl.where(logits > float("-inf"), logits, float("-inf"))
+
+
+@triton.jit
+def inverse_of(temperature):
+    """1 / temperature, and 1 for greedy requests, whose order no scale changes."""
+    return 1.0 / tl.where(temperature == 0, 1.0, temperature)
+
+
+@triton.jit
+def natural_exp(value, FAST: tl.constexpr):
+    """Exponential of a float32 at most 0; FAST flushes results below 1e-38 to 0."""
+    if FAST:
+        return libdevice.fast_expf(value)
+    else:
+        return tl.exp(value)
+
+
+@triton.jit
+def sum_of_exp(logits, top, FAST: tl.constexpr):
+    """Sum of exp(logits - top) of a tile, 0 where all of it is -inf; a NaN stays NaN."""
+    return tl.sum(natural_exp(logits - tl.where(top == float("-inf"), 0.0, top), FAST))
+
+
+@triton.jit
+def tile_ids(block, CHUNKS: tl.constexpr, WIDTH: tl.constexpr):
+    """Ids of a tile [CHUNKS, WIDTH], int32, ascending."""
+    chunks = tl.arange(0, CHUNKS) * WIDTH + block * (CHUNKS * WIDTH)
+    return chunks[:, None] + tl.arange(0, WIDTH)[None, :]
+
+
+@triton.jit
+def first_chunk(chunk_max, top, block, CHUNKS: tl.constexpr, WIDTH: tl.constexpr):
+    """Ids [WIDTH] of the first chunk of a tile that holds its top value.
+
+    Looking for the id in one chunk instead of the whole tile costs a second read of a few elements, from a cache,
+    and saves three operations on every element.
+    """
+    chunk = tl.min(tl.where(chunk_max >= top, tl.arange(0, CHUNKS), CHUNKS - 1))
+    return (block * CHUNKS + chunk) * WIDTH + tl.arange(0, WIDTH)
+
+
+@triton.jit
+def first_of(values, top, tokens):
+    """The lowest id whose value is the top one, or lies above a capped top."""
+    return tl.min(tl.where(values >= top, tokens, NO_TOKEN))
