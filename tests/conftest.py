@@ -15,6 +15,10 @@ import transformers
 
 from tests.models import tiny_llama, tiny_qwen3
 
+if not torch.cuda.is_available():
+    # Before triton is imported anywhere: kernels run in its interpreter.
+    os.environ["TRITON_INTERPRET"] = "1"
+
 transformers.logging.disable_progress_bar()
 
 

@@ -31,12 +31,27 @@ def specflow_proposers() -> Sequence[Component]:
     """Drafting methods."""
     return [
         _component("ngram", "proposers.ngram", "NgramProposer", "NgramOptions", "repeats what followed an n-gram"),
+        _component("suffix", "proposers.suffix", "SuffixProposer", "SuffixOptions", "repeats itself or past outputs"),
         _component(
             "draft_model",
             "proposers.draft_model",
             "DraftModelProposer",
             "DraftModelOptions",
             "a smaller language model with the target's vocabulary",
+        ),
+        _component(
+            "custom_class",
+            "proposers.custom_class",
+            "CustomClassProposer",
+            "CustomClassOptions",
+            "a class of yours, from a module or a plain file",
+        ),
+        _component(
+            "extract_hidden_states",
+            "proposers.extract_hidden_states",
+            "refuse",
+            "ExtractHiddenStatesOptions",
+            "vLLM's name; here: task=extract",
         ),
     ]
 
@@ -51,7 +66,31 @@ def specflow_samplers() -> Sequence[Component]:
             "StandardSampler",
             "StandardOptions",
             "greedy and rejection sampling, lossless",
-        )
+        ),
+        _component(
+            "coupled",
+            "samplers.coupled",
+            "CoupledSampler",
+            "CoupledOptions",
+            "same output under a seed as plain decoding, lossless",
+        ),
+        _component(
+            "block",
+            "samplers.block",
+            "BlockSampler",
+            "BlockOptions",
+            "block verification, lossless; for sampled drafts",
+        ),
+        _component(
+            "synthetic",
+            "samplers.synthetic",
+            "SyntheticSampler",
+            "SyntheticOptions",
+            "accepts at rates you set, to measure; lossy",
+        ),
+        _component(
+            "typical", "samplers.typical", "TypicalSampler", "TypicalOptions", "Medusa's typical acceptance; lossy"
+        ),
     ]
 
 
@@ -105,6 +144,8 @@ def specflow_tasks() -> Sequence[Component]:
     return [
         _component("bench", "tasks.bench", "BenchTask", "BenchOptions", "compare the proposer with plain decoding"),
         _component("generate", "tasks.generate", "GenerateTask", "GenerateOptions", "print answers to given prompts"),
+        _component("verify", "tasks.verify", "VerifyTask", "VerifyOptions", "prove the composition lossless"),
+        _component("extract", "tasks.extract", "ExtractTask", "ExtractOptions", "save the target's hidden states"),
         _component("plugins", "tasks.plugins", "PluginsTask", "PluginsOptions", "list every component and plugin"),
         _component(
             "pretrain",

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from specflow.kernels.paged_attention import AttentionInputs, paged_attention, write_pages
+from specflow.core.attention import AttentionInputs
+from specflow.kernels.paged_attention import paged_attention, write_pages
 from specflow.kernels.rotary import rotate
 from specflow.targets import transformers_facts as facts
 from specflow.targets.probe import LayerShape

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from specflow.core.attention import AttentionInputs
 from specflow.core.limits import EngineLimits
 from specflow.errors import ConfigError
-from specflow.kernels.paged_attention import AttentionInputs, paged_attention, write_pages
+from specflow.kernels.paged_attention import paged_attention, write_pages
 from specflow.targets import transformers_facts as facts
 from specflow.targets.fused_layers import FusedWeights, RotaryRows, fused_forward
 from specflow.targets.probe import LayerShape

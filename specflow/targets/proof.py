@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from specflow.core.attention import AttentionInputs
 from specflow.errors import UnsupportedModelError
-from specflow.kernels.paged_attention import AttentionInputs, plan_groups
+from specflow.kernels.paged_attention import plan_groups
 from specflow.targets import transformers_facts as facts
 from specflow.targets.fused_layers import FusedWeights
 from specflow.targets.paged_layers import PagedAttention

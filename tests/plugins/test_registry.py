@@ -94,7 +94,9 @@ def test_unknown_name_lists_the_nearest_first() -> None:
     with pytest.raises(ConfigError) as caught:
         load_plugins(only="").get("proposer", "ngrm")
     assert "Did you mean ngram?" in str(caught.value)
-    assert "Valid: ngram, draft_model." in str(caught.value)
+    valid = str(caught.value).split("Valid: ")[1]
+    assert valid.startswith("ngram, ")
+    assert "draft_model" in valid
 
 
 def test_two_plugins_with_one_name_are_an_error_only_when_it_is_used(site: Path, capsys: Any) -> None:

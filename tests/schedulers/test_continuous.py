@@ -11,7 +11,9 @@ from specflow.schedulers.base import StepPlan
 from specflow.schedulers.continuous import ContinuousOptions, ContinuousScheduler
 
 
-def make(num_blocks: int = 100, drafts: int = 0, lookahead: int = 0, max_model_len: int = 64, **options) -> ContinuousScheduler:
+def make(
+    num_blocks: int = 100, drafts: int = 0, lookahead: int = 0, max_model_len: int = 64, **options
+) -> ContinuousScheduler:
     chosen = ContinuousOptions(**{"max_num_seqs": 4, "max_num_batched_tokens": 32, "block_size": 4, **options})
     scheduler = ContinuousScheduler(chosen)
     scheduler.configure(

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 import transformers
 
+from specflow.core.attention import AttentionInputs
 from specflow.core.batch import PackedBatch, TargetOutput
 from specflow.core.limits import EngineLimits
-from specflow.kernels.paged_attention import AttentionInputs, plan_groups
+from specflow.kernels.paged_attention import plan_groups
 from specflow.targets.base import Taps
 from specflow.targets.hf import HfOptions, HfTarget
 

@@ -36,7 +36,10 @@ def test_both_methods_at_every_batch_size(llama_folder: Path, tmp_path: Path) ->
     done = run(context, repeats=2, cost_curve=True)
     summary = done.summary
     assert [(one.method, one.batch_size) for one in summary.series] == [
-        ("plain", 1), ("ngram", 1), ("plain", 2), ("ngram", 2)
+        ("plain", 1),
+        ("ngram", 1),
+        ("plain", 2),
+        ("ngram", 2),
     ]
     assert done.status == "finished"
     assert summary.lossless.status == "verified"
@@ -144,8 +147,15 @@ def test_more_requests_than_the_scheduler_allows(llama_folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "options", [{"batch_sizes": ()}, {"batch_sizes": (0,)}, {"batch_sizes": (2, 2)}, {"repeats": 0},
-                {"warmup_requests": -1}, {"require_acceptance_length": 0.5}]
+    "options",
+    [
+        {"batch_sizes": ()},
+        {"batch_sizes": (0,)},
+        {"batch_sizes": (2, 2)},
+        {"repeats": 0},
+        {"warmup_requests": -1},
+        {"require_acceptance_length": 0.5},
+    ],
 )
 def test_impossible_options(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
