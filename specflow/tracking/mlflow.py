@@ -192,7 +192,14 @@ def _ending(event: RunFinished) -> Mapping[str, str]:
         tags["mlflow.note.content"] = lossless.sentence()
     if getattr(event.summary, "lossy", False):
         tags["lossy"] = "true"
-    return tags
+    return tags | _what_ran(getattr(event.summary, "really_ran", {}))
+
+
+def _what_ran(sections: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The report's part "what really ran" as tags `SECTION.FACT`, and `backend` and `device` under their own names."""
+    tags = {f"{section}.{fact}": text for section, facts in sections.items() for fact, text in facts.items()}
+    ran = sections.get("backend", {})
+    return tags | {name: ran[name] for name in ("backend", "device") if name in ran}
 
 
 def _first_line(error: Exception) -> str:

@@ -72,6 +72,8 @@ def test_whole_run(launch_dir: Path, output_dir: Path) -> None:
     assert run.data.metrics["extra"] == 1.0
     assert run.data.tags["commit"] == run.data.tags["mlflow.source.git.commit"] == "0123456789abcdef"
     assert run.data.tags["mlflow.note.content"].startswith("lossless: verified")
+    assert run.data.tags["device"] == run.data.tags["backend.device"] == "cpu"
+    assert run.data.tags["target.dtype"] == "float32"
     curve = client.get_metric_history(run.info.run_id, "steps/ngram/batch_1/tokens_per_second")
     assert [point.step for point in curve] == [9, 19, 24, 34, 44, 49]
     assert {item.path for item in client.list_artifacts(run.info.run_id)} == {".hydra", "report.html"}
