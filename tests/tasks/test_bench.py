@@ -1,5 +1,6 @@
 """The benchmark task: what it measures, what it proves and when it fails."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from specflow.core.draft import Verdict, VerifyInputs
 from specflow.core.sampling_params import SamplingParams
 from specflow.errors import ConfigError
+from specflow.proposers.draft_model import DraftModelOptions, DraftModelProposer
 from specflow.proposers.ngram import NgramOptions, NgramProposer
 from specflow.samplers.standard import StandardOptions, StandardSampler
 from specflow.tasks.bench import BenchOptions, BenchTask
@@ -113,9 +115,14 @@ def test_sampling_is_not_compared_token_by_token(llama_folder: Path, tmp_path: P
 
 
 def test_the_method_that_ran_comes_from_the_object(llama_folder: Path, tmp_path: Path) -> None:
-    """C54."""
-    done = run(make_context(llama_folder, tmp_path, NgramProposer(NgramOptions(num_speculative_tokens=2))))
-    assert done.summary.really_ran["proposer"]["method"] == "ngram"
+    """C54: no method is guessed from the name of a folder."""
+    folder = shutil.copytree(llama_folder, tmp_path / "eagle-test")
+    proposer = DraftModelProposer(DraftModelOptions(path=str(folder), num_speculative_tokens=2))
+    done = run(make_context(llama_folder, tmp_path, proposer))
+    ran = done.summary.really_ran["proposer"]
+    assert ran["method"] == "draft_model"
+    assert "eagle-test" in ran["model"]
+    assert {one.method for one in done.summary.series} == {"plain", "draft_model"}
 
 
 def test_later_turns_hold_the_targets_own_answers(qwen3_folder: Path, tmp_path: Path) -> None:
