@@ -111,7 +111,9 @@ def documented() -> list[list[str]]:
 
     texts = [re.sub(r" {3,}.*", "", line) for line in _HEAD.splitlines() if line.startswith("  python")]
     readme = ROOT / "README.md"
-    blocks = re.findall(r"```(?:bash|sh|console)?\n(.*?)```", readme.read_text(), re.DOTALL) if readme.exists() else []
+    # Every fence is matched, whatever its language: skipping one would shift all pairs behind it.
+    fences = re.findall(r"^```(\w*)\n(.*?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
+    blocks = [text for language, text in fences if language in ("", "bash", "sh", "console")]
     return [words for text in [*texts, *blocks] for words in commands(text.replace("\\\n", " "))]
 
 
@@ -128,4 +130,5 @@ def test_every_documented_command_composes(words: list[str]) -> None:
 
 def test_the_documented_commands_are_found() -> None:
     assert ["+proposer=draft_model"] in documented()
+    assert ["+proposer=suffix"] in documented()  # behind the table, which is a fence of another kind
     assert any("-m" in words for words in documented())
