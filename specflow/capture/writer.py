@@ -20,7 +20,8 @@ __all__ = ["AsyncWriter"]
 class AsyncWriter:
     """A pool of threads behind a bounded queue: checks, serialises, writes and records each request.
 
-    The first error of any thread is raised by the next `submit`, or by `close`; requests queued behind it are left out.
+    An error is raised by the next `submit`, or by `close`; requests queued behind it are left out. Of several errors
+    the one of the request submitted first is raised, whichever thread was faster.
     """
 
     def __init__(self, manifest: Manifest, layers: tuple[int, ...], target_hash: str, num_threads: int) -> None:
@@ -28,6 +29,8 @@ class AsyncWriter:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="extract-writer")
         self._room = threading.BoundedSemaphore(2 * num_threads)  # being written, and as many waiting
         self._error: BaseException | None = None
+        self._error_number = 0  # of the submission that `_error` belongs to
+        self._submitted = 0
         self.waited_seconds = 0.0  # how long `submit` had to wait for room
         self.num_files = self.num_tokens = self.num_bytes = 0
         self._mutex = threading.Lock()
@@ -39,23 +42,26 @@ class AsyncWriter:
         self.waited_seconds += time.perf_counter() - begun
         if self._error is not None:
             self._room.release()
+            self._pool.shutdown(wait=True)  # an earlier submission may be failing right now
             raise self._error
-        self._pool.submit(self._run, captured)
+        self._submitted += 1
+        self._pool.submit(self._run, captured, self._submitted)
 
-    def _run(self, captured: Captured) -> None:
+    def _run(self, captured: Captured, number: int) -> None:
         try:
-            if self._error is None:
+            if self._error is None or number < self._error_number:
                 self._write(captured)
         except OSError as error:
-            self._fail(storage_error(error, self._manifest.folder, len(self._manifest.entries)))
+            self._fail(storage_error(error, self._manifest.folder, len(self._manifest.entries)), number)
         except BaseException as error:
-            self._fail(error)
+            self._fail(error, number)
         finally:
             self._room.release()
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, number: int) -> None:
         with self._mutex:
-            self._error = self._error or error
+            if self._error is None or number < self._error_number:
+                self._error_number, self._error = number, error
 
     def _write(self, captured: Captured) -> None:
         states, ids = captured.hidden_states, captured.token_ids
