@@ -39,11 +39,3 @@ class ProposerError(SpecflowError):
 
 class StorageError(SpecflowError):
     """A result could not be written: unwritable directory, disk full."""
-
-
-class NotLosslessError(SpecflowError):
-    """A run that promised lossless output produced other tokens than plain decoding."""
-
-
-class RequirementNotMetError(SpecflowError):
-    """A post-condition asked for by the user (for instance a least acceptance length) does not hold."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from specflow import cli
-from specflow.errors import ConfigError, NotLosslessError, SpecflowError
+from specflow.errors import ConfigError, ProposerError, SpecflowError
 from specflow.interrupts import interruptible
 from specflow.plugins import hookimpl
 from specflow.plugins.registry import Registry, load_plugins
@@ -194,7 +194,7 @@ def test_trouble_while_closing_is_told_but_does_not_hide_the_error(run: Any, plu
             raise ValueError("cannot close")
 
     plugin.tracker = Clumsy()
-    code, err = run(raising(NotLosslessError("token 3 differs.")))
+    code, err = run(raising(ProposerError("token 3 differs.")))
     assert code == 1
     assert err.splitlines()[0] == "error: token 3 differs."
     assert "cannot close" in err

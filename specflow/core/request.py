@@ -41,7 +41,6 @@ class Request:
     prompt_ids: Sequence[int]
     sampling: SamplingParams
     seed: int  # the resolved one: never None
-    eos_token_ids: frozenset[int] = frozenset()
     stop_ids: frozenset[int] = frozenset()  # EOS (unless ignored) and stop_token_ids together
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # token ids of each bad word, with and without a leading space
     speculate: bool = True

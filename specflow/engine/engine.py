@@ -165,7 +165,6 @@ class Engine:
             prompt_ids=prompt_ids,
             sampling=sampling,
             seed=sampling.seed if sampling.seed is not None else secrets.randbits(62),
-            eos_token_ids=frozenset(facts.eos_token_ids),
             stop_ids=frozenset(token_id for token_id in stop_ids if token_id < facts.vocab_size),
             bad_word_ids=bad_word_ids(tokenizer, sampling.bad_words),
             speculate=speculate and self.proposer is not None,
