@@ -8,6 +8,7 @@ import torch
 
 from specflow.core.batch import PackedBatch, TargetOutput
 from specflow.core.limits import EngineLimits
+from specflow.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from specflow.backends.base import Backend
@@ -43,6 +44,15 @@ class Taps:
     last_hidden: bool = False  # states after the final norm, at every packed token
 
 
+@dataclass(frozen=True)
+class TokenTables:
+    """The two tables that drafting heads borrow from their target. Never written to."""
+
+    embedding: torch.Tensor  # [V, E]
+    head: torch.Tensor  # [V, E]; the same storage as the embedding when the target ties them
+    logit_softcap: float | None = None  # logits l are c * tanh(l / c)
+
+
 class Target(ABC):
     """A causal language model that runs one packed batch. Built from its options, before any weight is read."""
 
@@ -63,6 +73,11 @@ class Target(ABC):
     @abstractmethod
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """Run one packed batch, writing its keys and values to the pages."""
+
+    def token_tables(self) -> TokenTables:
+        """Embedding and output head, for heads that ship neither. Raises `UnsupportedModelError` where a head could
+        not use them as they are."""
+        raise UnsupportedModelError(f"target {type(self).__name__} has no token tables to share with a drafting head.")
 
     @abstractmethod
     def describe(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from specflow.core.batch import PackedBatch, TargetOutput
 from specflow.core.limits import EngineLimits
 from specflow.errors import ConfigError, UnsupportedModelError
 from specflow.targets import transformers_facts as facts
-from specflow.targets.base import Taps, Target, TargetFacts
+from specflow.targets.base import Taps, Target, TargetFacts, TokenTables
 from specflow.targets.fused_layers import FusedWeights, fuse_layers
 from specflow.targets.loading import load_checkpoint
 from specflow.targets.paged_layers import PagedAttention
@@ -132,6 +132,15 @@ class HfTarget(Target):
         """Keys and values [num_blocks, block_size, Hkv, D] of a decoder layer, for drafters that read them."""
         assert self._attention is not None, "attach first"
         return self._attention.pages(self._shapes[layer].module)
+
+    def token_tables(self) -> TokenTables:
+        """See `Target.token_tables`. Weights as the model stores them."""
+        tables = facts.token_tables(self.model)
+        if isinstance(tables, str):
+            raise UnsupportedModelError(f"{self.facts.name} cannot lend its tables to a drafting head: {tables}.")
+        embedding, head = tables
+        softcap = getattr(facts.text_config(self.model), "final_logit_softcapping", None)
+        return TokenTables(embedding, head, softcap or None)
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """Run one packed batch; logits [N, V], taps [T, E], all valid until the next pass."""

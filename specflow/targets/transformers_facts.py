@@ -166,6 +166,25 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def token_tables(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor] | str:
+    """Embedding and output weights, [V, E] each, or why they cannot be read as plain tables.
+
+    Models that scale their embeddings or logits do so in their own code, which a table does not show.
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if type(embedding) is not nn.Embedding:
+        return f"its embedding is a {type(embedding).__name__}, not a plain table"
+    if type(head) is not nn.Linear or head.bias is not None:
+        return "its output head is not a plain matrix"
+    config = text_config(model)
+    for name in ("embedding_multiplier", "logits_scaling", "logit_scale", "scale_emb", "embedding_scale"):
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            return f"it scales its embeddings or logits ({name}={getattr(config, name)})"
+    if "gemma" in str(config.model_type):
+        return "it scales its embeddings"
+    return embedding.weight, head.weight
+
+
 def is_silu(activation: nn.Module) -> bool:
     """Whether an activation module of a feed-forward is SiLU, also called swish."""
     return type(activation).__name__ in ("SiLU", "SiLUActivation")
