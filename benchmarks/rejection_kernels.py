@@ -1,7 +1,8 @@
 """Rejection kernels against the torch path and against the bytes they must move.
 
     python benchmarks/rejection_kernels.py                       # the table of docs/kernels.md; needs a GPU and triton
-    python benchmarks/rejection_kernels.py --batch 64 --k 7 --no-torch --stats-block 4096
+    python benchmarks/rejection_kernels.py --batch 64 --k 7 --no-torch --block 4096
+    python benchmarks/rejection_kernels.py --sweep               # also other launch shapes, and every launch alone
 
 Every case is captured as one CUDA graph that verifies a ring of different inputs, more than the last-level cache
 holds, and timed by events over replays: the time is the device's, without launch overhead of the host. Bytes are the
@@ -13,16 +14,19 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import torch
 import triton
 
 from specflow.core.draft import Verdict, VerifyInputs
+from specflow.kernels.rejection import pipeline as pipeline_module
 from specflow.kernels.rejection.pipeline import RejectionPipeline
 from specflow.kernels.rejection.workspace import LaunchShape, launch_shape
 from specflow.samplers.standard import StandardOptions, StandardSampler
 
+SHAPE_OPTIONS = tuple(field.name for field in fields(LaunchShape))
 MODES = ("greedy", "one-hot", "probabilistic")
 Verify = Callable[[torch.Tensor, VerifyInputs], Verdict]
 Case = tuple[torch.Tensor, VerifyInputs]
@@ -173,9 +177,71 @@ def check(pipeline: RejectionPipeline, cases: Sequence[Case], verdicts: Sequence
 
 def shape_from(options: argparse.Namespace, num_rows: int) -> LaunchShape:
     """The default shape with what the command line changes."""
-    names = ("stats_block", "stats_warps", "sample_block", "sample_warps", "chunk")
-    given = {name: getattr(options, name) for name in names if getattr(options, name)}
+    given = {name: getattr(options, name) for name in SHAPE_OPTIONS if getattr(options, name) is not None}
     return replace(launch_shape(num_rows), **given)
+
+
+def sweep(options: argparse.Namespace, batch: int, k: int, bandwidth: float) -> None:
+    """Launch shapes one after the other on one ring of inputs per mode; each has to emit the torch path's tokens."""
+    print(f"\nlaunch shapes, batch {batch}, K = {k}: microseconds, part of the copy bandwidth")
+    for mode in options.mode:
+        cases = ring(mode, batch, k, options.vocab, torch.cuda.get_device_properties(0).L2_cache_size)
+        plain = StandardSampler(StandardOptions())
+        verdicts = [plain.verify(logits, with_float_laws(inputs)) for logits, inputs in cases]
+        floor = statistics.mean(least_bytes(*pair) for pair in zip(cases, verdicts, strict=True)) / bandwidth * 1e6
+        times = {}
+        for shape in shapes_to_try(shape_from(options, batch * (k + 1)), mode):
+            pipeline = RejectionPipeline(shape=shape)
+            check(pipeline, cases[:2], verdicts[:2])
+            times[shape] = time_of(pipeline.verify, cases, 8)
+            share = 100 * floor / times[shape]
+            print(f"  {mode:13} {times[shape]:6.1f}  {share:3.0f} %  {differences(shape)}", flush=True)
+        best = min(times, key=lambda shape: times[shape])
+        print(f"  {mode:13} best: {times[best]:.1f}  {differences(best)}")
+
+
+def shapes_to_try(base: LaunchShape, mode: str) -> list[LaunchShape]:
+    """The given shape and what changes it: block and warps together, else one thing."""
+    blocks = ((2048, 4), (4096, 4), (4096, 8), (8192, 8), (8192, 16), (16384, 16))
+    changes: list[dict[str, Any]] = [{}, {"evict_first": not base.evict_first}, {"overlap": not base.overlap}]
+    changes += [{"finish_warps": warps} for warps in (2, 8)]
+    changes += [{"block": block, "stats_warps": warps, "masses_warps": warps} for block, warps in blocks]
+    if mode == "probabilistic":
+        changes += [{"masses_warps": 4}, {"masses_warps": 16}]
+    return list(dict.fromkeys(replace(base, **change) for change in changes))
+
+
+def differences(shape: LaunchShape) -> str:
+    """What a shape has that the default has not."""
+    default = asdict(LaunchShape())
+    changed = [f"{name}={value}" for name, value in asdict(shape).items() if value != default[name]]
+    return ", ".join(changed) or "default"
+
+
+def breakdown(options: argparse.Namespace, batch: int, k: int) -> None:
+    """Time of each launch alone, the others left out, on what a whole call has left in the buffers."""
+    print(f"\neach launch alone, batch {batch}, K = {k}: microseconds")
+    for mode in options.mode:
+        cases = ring(mode, batch, k, options.vocab, torch.cuda.get_device_properties(0).L2_cache_size)
+        pipeline = RejectionPipeline(shape=shape_from(options, batch * (k + 1)))
+        together = time_of(pipeline.verify, cases, options.repeats)
+        names = ["block_stats_kernel", *(["masses_kernel"] if mode == "probabilistic" else []), "finish_kernel"]
+        parts = [f"{name} {_alone(name, pipeline, cases, options.repeats):.1f}" for name in names]
+        print(f"  {mode:13} {', '.join(parts)}; all {together:.1f}", flush=True)
+
+
+def _alone(name: str, pipeline: RejectionPipeline, cases: Sequence[Case], repeats: int) -> float:
+    launch = pipeline_module._run
+
+    def only(kernel: Any, *arguments: Any, **named: Any) -> None:
+        if kernel.fn.__name__ == name:
+            launch(kernel, *arguments, **named)
+
+    pipeline_module._run = only
+    try:
+        return time_of(pipeline.verify, cases, repeats)
+    finally:
+        pipeline_module._run = launch
 
 
 def parse() -> argparse.Namespace:
@@ -189,8 +255,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--bandwidth", type=float, help="bytes per second of a copy; measured when not given")
     parser.add_argument("--json", help="also write the rows to this file")
-    for name in ("stats-block", "stats-warps", "sample-block", "sample-warps", "chunk"):
-        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--sweep", action="store_true", help="then each launch alone and other shapes, smallest K")
+    for name in SHAPE_OPTIONS:
+        flag = isinstance(getattr(LaunchShape(), name), bool)
+        extra: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if flag else {"type": int}
+        parser.add_argument(f"--{name.replace('_', '-')}", default=None, **extra)
     return parser.parse_args()
 
 
@@ -208,6 +277,11 @@ def main() -> None:
             for k in options.k:
                 rows.append(measure(mode, batch, k, options, bandwidth))
                 print(_line(rows[-1]), flush=True)
+    if options.sweep:
+        for k in sorted({min(options.k), max(options.k)}):
+            breakdown(options, max(options.batch), k)
+        for batch in sorted({min(options.batch), max(options.batch)}, reverse=True):
+            sweep(options, batch, min(options.k), bandwidth)
     if options.json:
         with open(options.json, "w") as file:
             json.dump([asdict(row) for row in rows], file, indent=1)

@@ -33,6 +33,7 @@ class VerifyInputs:
     rounds: torch.Tensor  # [B] int64: verification steps this request has seen, for randomness that must be fresh
     draft_logits: torch.Tensor | None  # [B, K, V] float32, see `Draft.logits`
     all_greedy: bool  # host knowledge: every temperature is 0
+    scaled: bool = True  # host knowledge: sampling rows are divided by their temperature; else the sampler has to
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import torch
 
 COIN, DRAFT, TARGET, TREE, FRESH = 1, 2, 3, 4, 5
 
+CHUNK_IDS = 512  # ids of one chunk of `two_level_draw`; another number draws other tokens from the same law
+
 _MASK32 = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B1
 _TWO_POW_MINUS_32 = 2.0**-32
@@ -31,12 +33,50 @@ def gumbel_noise(
     first, second = _keys(seeds, positions, domain)
     tokens = torch.arange(vocab_size, device=seeds.device, dtype=torch.int64)
     hashed = _mix(_mix(((tokens * _GOLDEN) & _MASK32).unsqueeze(0) ^ first.unsqueeze(1)) ^ second.unsqueeze(1))
-    return -torch.log(-torch.log1p(-_open_unit(hashed, dtype)))
+    return _open_unit(hashed, dtype).neg_().log1p_().neg_().log_().neg_()
 
 
 def gumbel_argmax(logits: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """Sample one id per row of logits [B, V]: argmax of logits plus noise, lowest id among equals; int64 [B]."""
     return torch.argmax(logits.to(noise.dtype) + noise, dim=-1)
+
+
+def two_level_draw(
+    law: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Sample one id per row of a law: first its chunk of `CHUNK_IDS` ids, then the id inside; int64 [R].
+
+    law: [R, V] float32, log probabilities up to a constant per row, no NaN; seeds and positions [R] int64. The chunk is
+    the argmax of the chunks' log masses plus noise, the id that of the chunk's logits plus noise: together they follow
+    the softmax of the row, as one argmax over the row with noise for every id would, but need 512 + V/512 numbers.
+    Chunks depend on the ids alone, so that neither the batch nor the way a kernel splits the row can change a token.
+    Of equals the lowest id wins; a row that is all -inf gives 0.
+
+    Only one chunk is looked into, so one set of 512 numbers serves them all: column j of the noise belongs to the j-th
+    id of the chosen chunk, column 512 + c to chunk c.
+    """
+    vocab_size = law.shape[1]
+    noise = gumbel_noise(seeds, positions, TARGET, CHUNK_IDS + chunks_of(vocab_size), dtype)
+    if vocab_size <= CHUNK_IDS:
+        return gumbel_argmax(law, noise[:, :vocab_size])
+    chunk = gumbel_argmax(chunk_masses(law), noise[:, CHUNK_IDS:]).unsqueeze(1)
+    ids = chunk * CHUNK_IDS + torch.arange(CHUNK_IDS, device=law.device)
+    inside = law.gather(1, ids.clamp(max=vocab_size - 1)).masked_fill_(ids >= vocab_size, float("-inf"))
+    return chunk.squeeze(1) * CHUNK_IDS + gumbel_argmax(inside, noise[:, :CHUNK_IDS])
+
+
+def chunk_masses(law: torch.Tensor) -> torch.Tensor:
+    """Log of the sum of exponentials of every chunk: [R, V] float32 -> [R, chunks]; -inf for a chunk without mass."""
+    whole = law.shape[1] // CHUNK_IDS * CHUNK_IDS
+    masses = torch.logsumexp(law[:, :whole].unflatten(1, (whole // CHUNK_IDS, CHUNK_IDS)), -1)
+    if whole == law.shape[1]:
+        return masses
+    return torch.cat([masses, torch.logsumexp(law[:, whole:], -1, keepdim=True)], 1)
+
+
+def chunks_of(vocab_size: int) -> int:
+    """Chunks that cover the vocabulary."""
+    return -(-vocab_size // CHUNK_IDS)
 
 
 def fresh_seeds(seeds: torch.Tensor, rounds: torch.Tensor) -> torch.Tensor:
@@ -57,13 +97,13 @@ def _keys(seeds: torch.Tensor, positions: torch.Tensor, domain: int) -> tuple[to
 
 
 def _mix(value: torch.Tensor) -> torch.Tensor:
-    """The 32-bit finaliser of MurmurHash3 on int64 tensors that hold 32-bit values."""
-    value = ((value ^ (value >> 16)) * 0x85EBCA6B) & _MASK32
-    value = ((value ^ (value >> 13)) * 0xC2B2AE35) & _MASK32
-    return value ^ (value >> 16)
+    """The 32-bit finaliser of MurmurHash3 on int64 tensors that hold 32-bit values; a new tensor comes back."""
+    value = (value ^ (value >> 16)).mul_(0x85EBCA6B).bitwise_and_(_MASK32)
+    value = value.bitwise_xor_(value >> 13).mul_(0xC2B2AE35).bitwise_and_(_MASK32)
+    return value.bitwise_xor_(value >> 16)
 
 
 def _open_unit(hashed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Map 32-bit integers into (0, 1); the largest values are kept below 1 in float32."""
-    unit = (hashed.to(torch.float64) + 0.5) * _TWO_POW_MINUS_32
+    unit = hashed.to(torch.float64).add_(0.5).mul_(_TWO_POW_MINUS_32)
     return unit.to(dtype).clamp_(max=1 - 2**-24) if dtype == torch.float32 else unit.to(dtype)

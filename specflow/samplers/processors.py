@@ -27,10 +27,11 @@ class RequestRows:
         return slice(self.first_row, self.first_row + self.num_rows)
 
 
-def needs_processing(request: Request) -> bool:
-    """True when the request's logits differ from the raw ones, temperature included."""
+def needs_processing(request: Request, *, temperature: bool = True) -> bool:
+    """True when the request's logits differ from the raw ones; temperature False: by more than the temperature."""
     sampling = request.sampling
-    return not sampling.greedy or _masks_or_penalises(request)
+    scaled = not sampling.greedy if temperature else sampling.has_filters
+    return scaled or _masks_or_penalises(request)
 
 
 def _masks_or_penalises(request: Request) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from specflow.core.draft import Verdict, VerifyInputs
-from specflow.kernels.noise import COIN, TARGET, gumbel_argmax, gumbel_noise, uniform
+from specflow.kernels.noise import COIN, two_level_draw, uniform
 from specflow.samplers.base import Sampler
 
 
@@ -55,9 +55,8 @@ class SequentialSampler(Sampler):
             weights = judged.log_weights
             weight = None if weights is None else weights.gather(1, num_accepted.unsqueeze(1)).squeeze(1)
             law = self.final_law(logits[last_row].float(), inputs, num_accepted, weight)
-            positions = inputs.positions + num_accepted
-            noise = gumbel_noise(inputs.seeds, positions, TARGET, logits.shape[1], self._noise_dtype)
-            final = torch.where(inputs.temperature == 0, final, gumbel_argmax(law, noise))
+            drawn = two_level_draw(law, inputs.seeds, inputs.positions + num_accepted, self._noise_dtype)
+            final = torch.where(inputs.temperature == 0, final, drawn)
         return make_verdict(inputs.draft_ids, num_accepted, final)
 
     def _judge_all(

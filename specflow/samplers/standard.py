@@ -44,6 +44,12 @@ class StandardSampler(SequentialSampler):
         """Choose the kernels; a subclass with another rule keeps the torch path, which asks it."""
         if type(self).judge is StandardSampler.judge and type(self).final_law is SequentialSampler.final_law:
             self._pipeline = pipeline_for(self._kernels, limits.device, self._noise_dtype)
+        self.applies_temperature = self._pipeline is not None
+
+    def warm_up(self, limits: EngineLimits, *, draft_laws: bool) -> None:
+        """See `Sampler.warm_up`."""
+        if self._pipeline is not None:
+            self._pipeline.warm_up(limits, draft_laws=draft_laws)
 
     def verify(self, logits: torch.Tensor, inputs: VerifyInputs) -> Verdict:
         """See `Sampler.verify`; both ways emit the same tokens under the same seeds."""

@@ -1,6 +1,7 @@
 """Rejection kernels emit the torch path's tokens, whatever is in the logits; compiled where there is a GPU."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ pytest.importorskip("triton")
 
 from specflow.core.limits import EngineLimits
 from specflow.errors import ConfigError
+from specflow.kernels import noise
+from specflow.kernels.rejection import pipeline as pipeline_module
 from specflow.kernels.rejection import reference
 from specflow.kernels.rejection.pipeline import RejectionPipeline
 from specflow.kernels.rejection.workspace import LaunchShape
@@ -20,8 +23,8 @@ from specflow.samplers.triton_pipeline import pipeline_for
 # Triton's interpreter computes with numpy, which warns of -inf - -inf where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-SMALL = LaunchShape(stats_block=2048, sample_block=1024, chunk=256)
-LARGE = LaunchShape(stats_block=8192, sample_block=4096)
+SMALL = LaunchShape(block=1024)
+LARGE = LaunchShape(block=8192)
 INF = float("inf")
 
 
@@ -80,6 +83,20 @@ def test_no_drafts_at_all(heat: float) -> None:
 
 def test_all_greedy() -> None:
     agree(*make_case(9, 3, 2050, seed=4, heat=0.0))
+
+
+def test_residuals_all_over_the_vocabulary() -> None:
+    """Flat laws and drafts that q overrates: most requests draw from [p - q]+."""
+    rejected = 0
+    for seed in range(6):
+        logits, inputs = make_case(9, 2, 2500, seed=seed, heat=1.0, with_law=True)
+        assert inputs.draft_logits is not None
+        law = 0.2 * inputs.draft_logits
+        law += 2 * torch.randn(law.shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+        inputs = replace(inputs, draft_logits=law, draft_ids=law.argmax(-1))
+        agree(0.2 * logits, inputs)
+        rejected += int((plain(0.2 * logits, inputs).num_accepted < inputs.num_drafts).sum())
+    assert rejected > 15
 
 
 @pytest.mark.parametrize("heat", [None, 0.0, 1.0])
@@ -147,12 +164,35 @@ def test_an_empty_residual_is_drawn_from_p() -> None:
     assert len(set(tokens.tolist())) > 1
 
 
-def test_low_temperature_skips_blocks_without_changing_tokens() -> None:
-    """Blocks whose best logit lies too far below the row's best are not read; the tokens stay."""
-    logits, inputs = make_case(4, 3, 4000, seed=12, heat=1.0)
+@pytest.mark.parametrize("with_law", [False, True])
+def test_low_temperature_leaves_chunks_without_mass(with_law: bool) -> None:
+    """Chunks whose sums of exponentials vanish beside the block's best logit can never win; the tokens stay."""
+    logits, inputs = make_case(4, 3, 4000, seed=12, heat=1.0, with_law=with_law)
     logits *= 8
-    logits[:, 1024:] -= 40
+    logits[:, 1024:] -= 140
     agree(logits, inputs)
+
+
+def test_a_nearly_certain_draft_is_left_out_of_its_chunk_before_it_is_summed() -> None:
+    """Beside a draft of probability 0.9999 the other ids of its chunk must not drown in its mass."""
+    logits, inputs = make_case(12, 1, 1200, seed=1, heat=1.0)
+    logits = torch.full_like(logits[:1], -INF).repeat(24, 1)
+    logits[:, 650] = 11.0
+    logits[:, [520, 600, 1100]] = torch.tensor([0.0, 1.0, 0.5], device=DEVICE)
+    seeds = torch.arange(1_000_000)
+    coins = noise.uniform(seeds, torch.full_like(seeds, 10), noise.COIN)
+    inputs = replace(
+        inputs,
+        cu_rows=2 * torch.arange(13, device=DEVICE),
+        draft_ids=torch.full_like(inputs.draft_ids, 650),
+        num_drafts=torch.ones_like(inputs.num_drafts),
+        positions=torch.full_like(inputs.positions, 10),
+        seeds=seeds[coins > 0.99996][:12].to(DEVICE),
+    )
+    agree(logits, inputs)
+    verdict = kernels(logits, inputs)
+    assert not verdict.num_accepted.any()
+    assert set(verdict.token_ids[:, 0].tolist()) == {520, 600, 1100}
 
 
 def test_order_and_padding_do_not_matter() -> None:
@@ -167,8 +207,11 @@ def test_order_and_padding_do_not_matter() -> None:
 
 def test_block_sizes_do_not_matter() -> None:
     case = make_case(5, 3, 3000, seed=14)
-    other = LaunchShape(stats_block=2048, sample_block=2048, chunk=1024)
-    assert same(kernels(*case, shape=SMALL), kernels(*case, shape=other))
+    verdict = kernels(*case, shape=SMALL)
+    for other in (LaunchShape(block=2048, stats_warps=4), LaunchShape(block=4096, evict_first=False)):
+        assert same(verdict, kernels(*case, shape=other))
+    with pytest.raises(ValueError, match="block=3072"):
+        LaunchShape(block=3072)
 
 
 def test_float64_noise() -> None:
@@ -176,11 +219,16 @@ def test_float64_noise() -> None:
     assert same(kernels(*case, noise_dtype=torch.float64), plain(*case, fp64=True))
 
 
-def test_temperature_inside() -> None:
-    logits, inputs = make_case(9, 3, 1300, seed=16)
+@pytest.mark.parametrize("with_law", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_temperature_inside(dtype: torch.dtype, with_law: bool) -> None:
+    logits, inputs = make_case(9, 3, 1300, seed=16, dtype=dtype, with_law=with_law)
+    logits[0, 3] = INF
     heat = torch.where(inputs.temperature == 0, 1.0, inputs.temperature)
-    scaled = logits * (1 / heat).repeat_interleave(inputs.cu_rows.diff()).unsqueeze(1)
-    assert same(kernels(logits, inputs, scale=True), plain(scaled, inputs))
+    scaled = logits.float() * (1 / heat).repeat_interleave(inputs.cu_rows.diff()).unsqueeze(1)
+    exact = inputs if inputs.draft_logits is None else replace(inputs, draft_logits=inputs.draft_logits.float())
+    assert same(kernels(logits, replace(inputs, scaled=False)), plain(scaled, exact))
+    assert not same(kernels(logits, inputs), plain(scaled, exact))
 
 
 def test_draft_logits_by_slot() -> None:
@@ -214,10 +262,40 @@ def test_the_sampler_uses_the_kernels() -> None:
     sampler = StandardSampler(StandardOptions(kernels="triton"))
     sampler.configure(limits())
     assert "triton kernels" in sampler.describe()["method"]
+    assert sampler.applies_temperature
     assert same(sampler.verify(logits, inputs), plain(logits, inputs))
     sampler = StandardSampler(StandardOptions(kernels="torch"))
     sampler.configure(limits())
     assert "torch reference" in sampler.describe()["method"]
+    assert not sampler.applies_temperature
+
+
+@pytest.mark.parametrize("draft_laws", [False, True])
+def test_warming_up_meets_every_variant_a_step_can_ask_for(monkeypatch: pytest.MonkeyPatch, draft_laws: bool) -> None:
+    """Every combination of compile-time parameters and types of an ordinary call has been launched before it."""
+    seen: list[tuple[object, ...]] = []
+    launch = pipeline_module._run
+
+    def recorded(kernel, grid, arguments, num_warps, follows=False):
+        names = [name for name in kernel.arg_names if name.isupper()]
+        types = [arguments[name].dtype for name in ("logits", "draft_logits") if name in kernel.arg_names]
+        seen.append((kernel.fn.__name__, num_warps, *types, *((name, arguments[name]) for name in names)))
+        launch(kernel, grid, arguments, num_warps, follows)
+
+    monkeypatch.setattr(pipeline_module, "_run", recorded)
+    pipeline = RejectionPipeline()
+    sizes = replace(limits(), dtype=torch.bfloat16)
+    pipeline.warm_up(sizes, draft_laws=draft_laws)
+    warm = set(seen)
+    seen.clear()
+    for width, heat, scaled, batch in product((0, 3), (0.0, 1.0, None), (False, True), (1, 4)):
+        dtype = torch.float32 if scaled and heat != 0.0 else torch.bfloat16
+        logits, inputs = make_case(batch, width, sizes.vocab_size, dtype=dtype, heat=heat, with_law=draft_laws)
+        if inputs.draft_logits is not None:
+            inputs = replace(inputs, draft_logits=inputs.draft_logits.float())
+        pipeline.verify(logits, replace(inputs, scaled=scaled))
+    assert seen
+    assert set(seen) <= warm
 
 
 def test_kernels_without_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,4 +323,4 @@ def test_columns_that_are_not_contiguous() -> None:
 def test_reference_pipeline_equals_the_sampler() -> None:
     for seed in range(20):
         case = make_case(7, 4, 300, seed=seed, with_law=seed % 2 == 0)
-        assert same(reference.verify(*case, block=128), plain(*case))
+        assert same(reference.verify(*case, block=1024), plain(*case))

@@ -1,5 +1,6 @@
 """Rejection kernels compiled, at the sizes they are for: tokens of the torch path, and the law they must follow."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,13 @@ from tests.kernels.rejection_cases import DEVICE, make_case, same
 pytest.importorskip("triton")
 
 from specflow.core.draft import Verdict, VerifyInputs
+from specflow.core.limits import EngineLimits
 from specflow.kernels.noise import DRAFT, gumbel_argmax, gumbel_noise
+from specflow.kernels.rejection.block_stats import block_stats_kernel
+from specflow.kernels.rejection.finish import finish_kernel
+from specflow.kernels.rejection.masses import masses_kernel
 from specflow.kernels.rejection.pipeline import RejectionPipeline
+from specflow.kernels.rejection.workspace import LaunchShape
 from specflow.samplers.standard import StandardOptions, StandardSampler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")]
@@ -34,6 +40,40 @@ def test_tokens_equal_the_torch_path(batch: int, k: int, vocab: int, dtype: torc
     for seed in range(3):
         case = make_case(batch, k, vocab, seed=seed, dtype=dtype, with_law=with_law)
         assert same(RejectionPipeline().verify(*case), plain(*case))
+
+
+@pytest.mark.parametrize("shape", [LaunchShape(overlap=True), LaunchShape(block=2048, stats_warps=4, masses_warps=4)])
+@pytest.mark.parametrize("with_law", [False, True])
+def test_launch_shapes_do_not_matter(shape: LaunchShape, with_law: bool) -> None:
+    """Several calls in a row, so that a kernel that starts too early would read what the call before has left."""
+    pipeline = RejectionPipeline(shape=shape)
+    cases = [make_case(16, 7, 151_936, seed=seed, dtype=torch.bfloat16, with_law=with_law) for seed in range(6)]
+    verdicts = [pipeline.verify(*case) for case in cases]
+    assert all(same(verdict, plain(*case)) for verdict, case in zip(verdicts, cases, strict=True))
+
+
+@pytest.mark.parametrize("draft_laws", [False, True])
+def test_no_step_compiles_after_warming_up(draft_laws: bool) -> None:
+    """Whatever the batch size, odd ones with unaligned slices included."""
+    limits = EngineLimits(
+        max_num_seqs=9, max_model_len=64, max_num_batched_tokens=64, block_size=16, num_blocks=9,
+        num_speculative_tokens=3, lookahead_tokens=4, vocab_size=3000, device=DEVICE, dtype=torch.bfloat16,
+    )  # fmt: skip
+    pipeline = RejectionPipeline()
+    pipeline.warm_up(limits, draft_laws=draft_laws)
+    kernels = (block_stats_kernel, masses_kernel, finish_kernel)
+    before = [_variants(kernel) for kernel in kernels]
+    for batch, k, heat in itertools.product((1, 3, 8, 9), (0, 3), (0.0, 1.0, None)):
+        logits, inputs = make_case(batch, k, 3000, dtype=torch.bfloat16, heat=heat, with_law=draft_laws)
+        law = None if inputs.draft_logits is None else inputs.draft_logits.float()
+        inputs = replace(inputs, draft_logits=law)
+        pipeline.verify(logits, replace(inputs, scaled=False))
+        pipeline.verify(logits.float(), inputs)
+    assert [_variants(kernel) for kernel in kernels] == before
+
+
+def _variants(kernel) -> int:
+    return sum(len(caches[0]) for caches in kernel.device_caches.values())
 
 
 def test_float64_noise() -> None:

@@ -15,8 +15,8 @@ from specflow.kernels.rejection.workspace import LaunchShape  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in Triton's interpreter
 
-SHAPE = LaunchShape(stats_block=512, sample_block=256, chunk=128)
-VOCAB = 1300
+SHAPE = LaunchShape(block=1024)
+VOCAB = 2900
 
 
 @triton.jit
@@ -52,15 +52,16 @@ def test_kinds_have_the_references_numbers() -> None:
 class Stages:
     """Buffers of one run beside what the references say, given the same inputs."""
 
-    def __init__(self, with_law: bool, seed: int = 1) -> None:
+    def __init__(self, with_law: bool, seed: int = 9) -> None:
         self.logits, self.inputs = make_case(7, 3, VOCAB, seed=seed, with_law=with_law)
         self.pipeline = RejectionPipeline(shape=SHAPE)
         self.verdict = self.pipeline.verify(self.logits, self.inputs)
         (self.space,) = self.pipeline.workspaces.values()
-        self.stats = reference.block_stats(self.logits, self.inputs, SHAPE.stats_block)
+        self.stats = reference.block_stats(self.logits, self.inputs, SHAPE.block)
         self.decision = reference.reject(self.logits, self.inputs, self.stats)
         self.greedy = self.inputs.temperature == 0
         self.draws = self.decision.kind != reference.DONE
+        self.law = reference.law_to_draw_from(self.logits, self.inputs, self.decision)
 
     def buffer(self, name: str) -> torch.Tensor:
         return self.space.tensors[name]
@@ -76,15 +77,25 @@ def test_block_statistics(stages: Stages) -> None:
     steps = torch.arange(4, device=DEVICE)
     valid = torch.nn.functional.pad(inputs.draft_ids, (0, 1), value=-1) >= 0
     greedy = stages.greedy[:, None] & (steps <= inputs.num_drafts[:, None])
-    sampled = ~stages.greedy[:, None] & valid
+    judged = ~stages.greedy[:, None] & valid
+    sampled = judged
+    if inputs.draft_logits is None:  # the row that a token may be drawn from is read here and never again
+        sampled = ~stages.greedy[:, None] & (steps <= inputs.num_drafts[:, None])
+        chunks = stages.buffer("target_chunks")
+        assert torch.allclose(chunks[sampled], stats.target_chunks[sampled], rtol=1e-5)
     assert greedy.any()
-    assert sampled.any()
+    assert judged.any()
     assert torch.equal(stages.buffer("target_max")[greedy | sampled], stats.target_max[greedy | sampled])
     assert torch.equal(stages.buffer("target_arg")[greedy].long(), stats.target_arg[greedy])
     assert torch.allclose(stages.buffer("target_sum")[sampled], stats.target_sum[sampled], rtol=1e-5)
-    if stats.draft_max is not None and stats.draft_sum is not None:
-        assert torch.equal(stages.buffer("draft_max")[sampled], stats.draft_max[sampled])
-        assert torch.allclose(stages.buffer("draft_sum")[sampled], stats.draft_sum[sampled], rtol=1e-5)
+    ids = torch.nn.functional.pad(inputs.draft_ids, (0, 1)).clamp(min=0)
+    rows = reference.rows_of(inputs, len(stages.logits))
+    assert torch.equal(stages.buffer("draft_logit")[judged], stages.logits[rows, ids][judged])
+    if inputs.draft_logits is not None and stats.draft_max is not None and stats.draft_sum is not None:
+        scores = inputs.draft_logits.gather(2, ids[:, :3].unsqueeze(2)).squeeze(2)
+        assert torch.equal(stages.buffer("draft_score")[:, :3][judged[:, :3]], scores[judged[:, :3]])
+        assert torch.equal(stages.buffer("draft_max")[judged], stats.draft_max[judged])
+        assert torch.allclose(stages.buffer("draft_sum")[judged], stats.draft_sum[judged], rtol=1e-5)
 
 
 def test_rejection(stages: Stages) -> None:
@@ -98,19 +109,35 @@ def test_rejection(stages: Stages) -> None:
     assert torch.allclose(stages.buffer("norms")[known, 1], expected.norm_q[known], rtol=1e-6)
 
 
-def test_resample(stages: Stages) -> None:
-    score, token = reference.resample(stages.logits, stages.inputs, stages.decision, SHAPE.sample_block)
-    mine, ids = stages.buffer("best_score")[stages.draws], stages.buffer("best_id")[stages.draws].long()
-    read = mine > float("-inf")  # blocks that cannot win are skipped
-    assert read.any()
-    assert torch.allclose(mine[read], score[stages.draws][read], rtol=1e-5, atol=1e-5)
-    assert torch.equal(ids[read], token[stages.draws][read])
-    assert torch.equal(mine.argmax(1), score[stages.draws].argmax(1))
+def test_masses() -> None:
+    """Of [p - q]+ after a rejection and of p otherwise, up to one constant per request."""
+    stages = Stages(with_law=True)
+    expected = log_masses(*reference.masses(stages.law, SHAPE.block))
+    mine = log_masses(stages.buffer("law_max"), stages.buffer("law_chunks"))
+    residual = stages.decision.kind == reference.RESIDUAL
+    assert residual.any()
+    assert (stages.decision.kind == reference.PLAIN).any()
+    expected = expected + torch.where(residual, stages.decision.norm_p, 0.0).unsqueeze(1)
+    assert torch.allclose(mine[stages.draws], expected[stages.draws], rtol=1e-5, atol=1e-5)
 
 
-def test_insert(stages: Stages) -> None:
-    best = (stages.buffer("best_score"), stages.buffer("best_id").long())
-    expected = reference.insert(stages.logits, stages.inputs, stages.decision, *best)
+def log_masses(top: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+    return top.repeat_interleave(sums.shape[1] // top.shape[1], 1) + sums.log()
+
+
+def test_draw_and_insert(stages: Stages) -> None:
+    masses = reference.masses(stages.law, SHAPE.block)
+    drawn = reference.draw(stages.law, stages.inputs, stages.decision, *masses)
+    expected = reference.insert(stages.inputs, stages.decision, drawn)
+    assert stages.draws.any()
     assert torch.equal(stages.verdict.token_ids, expected.token_ids)
     assert torch.equal(stages.verdict.num_emitted, expected.num_emitted)
     assert torch.equal(stages.verdict.num_accepted, expected.num_accepted)
+
+
+def test_the_reference_draws_as_the_samplers_do(stages: Stages) -> None:
+    masses = reference.masses(stages.law, SHAPE.block)
+    for dtype in (torch.float32, torch.float64):
+        drawn = reference.draw(stages.law, stages.inputs, stages.decision, *masses, dtype)
+        positions = stages.inputs.positions + stages.decision.accepted
+        assert torch.equal(drawn, noise.two_level_draw(stages.law, stages.inputs.seeds, positions, dtype))

@@ -100,6 +100,12 @@ def test_top_k_keeps_the_lowest_ids_among_equals() -> None:
 def test_plain_greedy_needs_no_copy() -> None:
     assert not needs_processing(Request("a", [1], SamplingParams(), seed=0))
     assert needs_processing(Request("a", [1], SamplingParams(temperature=1.0), seed=0))
+    warm, cut, bent = ({"temperature": 0.5, **more} for more in ({}, {"top_k": 3}, {"frequency_penalty": 0.1}))
+    needed = [
+        needs_processing(Request("a", [1], SamplingParams(**options), seed=0), temperature=False)
+        for options in (warm, cut, bent)
+    ]
+    assert needed == [False, True, True]
 
 
 @pytest.mark.parametrize("repetition", [0, -1, 2.5])

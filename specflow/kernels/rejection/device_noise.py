@@ -15,6 +15,7 @@ from specflow.kernels import noise
 
 COIN = tl.constexpr(noise.COIN)
 TARGET = tl.constexpr(noise.TARGET)
+CHUNK_IDS = tl.constexpr(noise.CHUNK_IDS)
 
 
 @triton.jit

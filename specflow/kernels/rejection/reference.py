@@ -1,11 +1,11 @@
-"""The four stages in plain torch, each with the inputs and outputs of its kernel; written to be read, not fast."""
+"""The stages in plain torch, each with the inputs and outputs of its kernel; written to be read, not fast."""
 
 from dataclasses import dataclass
 
 import torch
 
 from specflow.core.draft import Verdict, VerifyInputs
-from specflow.kernels.noise import COIN, TARGET, gumbel_noise, uniform
+from specflow.kernels.noise import CHUNK_IDS, COIN, TARGET, gumbel_argmax, gumbel_noise, uniform
 from specflow.kernels.rejection.workspace import blocks_of
 
 DONE, PLAIN, ONE_HOT, RESIDUAL = 0, 1, 2, 3
@@ -19,6 +19,7 @@ class BlockStats:
     target_max: torch.Tensor
     target_sum: torch.Tensor
     target_arg: torch.Tensor  # int64
+    target_chunks: torch.Tensor  # [B, K+1, NB * chunks of a block]: sums relative to the block's maximum
     draft_max: torch.Tensor | None  # None for one-hot drafts; row K is -inf
     draft_sum: torch.Tensor | None
 
@@ -52,21 +53,24 @@ def split(values: torch.Tensor, block: int) -> torch.Tensor:
     return padded.unflatten(-1, (-1, block))
 
 
-def _max_and_sum(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _max_and_chunks(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maxima [..., NB] of tiles [..., NB, block], and sums of exponentials [..., NB, chunks] relative to them."""
     top = tiles.amax(-1)
-    return top, torch.exp(tiles - top.masked_fill(top == _MINUS_INF, 0.0).unsqueeze(-1)).sum(-1)
+    scaled = torch.exp(tiles - top.masked_fill(top == _MINUS_INF, 0.0).unsqueeze(-1))
+    return top, scaled.unflatten(-1, (-1, CHUNK_IDS)).sum(-1)
 
 
 def block_stats(logits: torch.Tensor, inputs: VerifyInputs, block: int) -> BlockStats:
     """Stage 1 over all rows; logits [N, V]."""
     tiles = split(clean(logits)[rows_of(inputs, len(logits))], block)
-    top, total = _max_and_sum(tiles)
+    top, chunks = _max_and_chunks(tiles)
     starts = torch.arange(tiles.shape[2], device=logits.device) * block
     arg = tiles.argmax(-1) + starts
     if inputs.draft_logits is None:
-        return BlockStats(top, total, arg, None, None)
+        return BlockStats(top, chunks.sum(-1), arg, chunks.flatten(-2), None, None)
     laws = torch.nn.functional.pad(inputs.draft_logits.float(), (0, 0, 0, 1), value=_MINUS_INF)
-    return BlockStats(top, total, arg, *_max_and_sum(split(laws, block)))
+    peak, masses = _max_and_chunks(split(laws, block))
+    return BlockStats(top, chunks.sum(-1), arg, chunks.flatten(-2), peak, masses.sum(-1))
 
 
 def _log_normaliser(top: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
@@ -108,44 +112,51 @@ def reject(logits: torch.Tensor, inputs: VerifyInputs, stats: BlockStats) -> Dec
 
 
 def law_to_draw_from(logits: torch.Tensor, inputs: VerifyInputs, decision: Decision) -> torch.Tensor:
-    """Log of the law of each request's last token up to a constant, [B, V] float32; -inf where it has no mass."""
+    """Log of the law of each request's last token up to a constant, [B, V] float32; -inf where it has no mass.
+
+    A residual without any mass, which only rounding can leave (p equals q, or p(d) is 1), is replaced by p.
+    """
     values = clean(logits)[inputs.cu_rows[:-1] + decision.accepted]
     kind = decision.kind.unsqueeze(1)
     columns = torch.arange(values.shape[1], device=values.device)
-    without = (kind == ONE_HOT) & (columns == decision.token.unsqueeze(1))
-    values = values.masked_fill(without, _MINUS_INF)
-    if inputs.draft_logits is None or not inputs.draft_logits.shape[1]:
-        return values
-    step = decision.accepted.clamp(max=inputs.draft_logits.shape[1] - 1)
-    laws = inputs.draft_logits[torch.arange(len(step), device=step.device), step].float()
-    log_p, log_q = values - decision.norm_p.unsqueeze(1), laws - decision.norm_q.unsqueeze(1)
-    ratio = torch.exp(log_q - log_p)
-    residual = torch.where(ratio < 1, log_p + torch.log1p(-ratio.clamp(max=1)), _MINUS_INF)
-    return torch.where(kind == RESIDUAL, residual, values)
+    residual = values.masked_fill(columns == decision.token.unsqueeze(1), _MINUS_INF)
+    if inputs.draft_logits is not None and inputs.draft_logits.shape[1]:
+        step = decision.accepted.clamp(max=inputs.draft_logits.shape[1] - 1)
+        laws = inputs.draft_logits[torch.arange(len(step), device=step.device), step].float()
+        log_p, log_q = values - decision.norm_p.unsqueeze(1), laws - decision.norm_q.unsqueeze(1)
+        ratio = torch.exp(log_q - log_p)
+        residual = torch.where(ratio < 1, log_p + torch.log1p(-ratio.clamp(max=1)), _MINUS_INF)
+    rejected = (kind == ONE_HOT) | (kind == RESIDUAL)
+    return torch.where(rejected & (residual.amax(-1, keepdim=True) > _MINUS_INF), residual, values)
 
 
-def resample(
-    logits: torch.Tensor, inputs: VerifyInputs, decision: Decision, block: int, dtype: torch.dtype = torch.float32
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stage 3: best noisy score of every block and its id, [B, NS] each."""
-    noise = gumbel_noise(inputs.seeds, inputs.positions + decision.accepted, TARGET, logits.shape[1], dtype)
-    tiles = split(law_to_draw_from(logits, inputs, decision).to(dtype) + noise, block)
-    starts = torch.arange(tiles.shape[1], device=logits.device) * block
-    return tiles.amax(-1), tiles.argmax(-1) + starts
+def masses(law: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stage 3a: block maxima [B, NB] of a law [B, V], and its chunks' sums relative to them, [B, NB * chunks]."""
+    top, chunks = _max_and_chunks(split(law, block))
+    return top, chunks.flatten(1)
 
 
-def insert(
-    logits: torch.Tensor, inputs: VerifyInputs, decision: Decision, best_score: torch.Tensor, best_id: torch.Tensor
-) -> Verdict:
-    """Stage 4: accepted drafts, the last token, then -1; a residual without mass is drawn from p."""
-    winner = best_score.argmax(-1, keepdim=True)
-    token = best_id.gather(1, winner).squeeze(1)
-    rows = clean(logits)[inputs.cu_rows[:-1] + decision.accepted].to(best_score.dtype)
-    noise = gumbel_noise(inputs.seeds, inputs.positions + decision.accepted, TARGET, rows.shape[1], best_score.dtype)
-    empty = best_score.amax(-1) == _MINUS_INF
-    token = torch.where(empty, (rows + noise).argmax(-1), token)
-    token = torch.where(decision.kind == DONE, decision.token, token)
-    steps = torch.arange(inputs.draft_ids.shape[1] + 1, device=logits.device)
+def draw(
+    law: torch.Tensor,
+    inputs: VerifyInputs,
+    decision: Decision,
+    law_max: torch.Tensor,
+    law_chunks: torch.Tensor,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Stage 3b: a chunk by its mass, then an id of the law [B, V] inside it; [B] int64."""
+    log_masses = law_max.repeat_interleave(law_chunks.shape[1] // law_max.shape[1], 1) + torch.log(law_chunks)
+    position = inputs.positions + decision.accepted
+    noise = gumbel_noise(inputs.seeds, position, TARGET, CHUNK_IDS + law_chunks.shape[1], dtype)
+    chunk = gumbel_argmax(log_masses, noise[:, CHUNK_IDS:])
+    inside = split(law, CHUNK_IDS)[torch.arange(len(chunk), device=chunk.device), chunk]
+    return chunk * CHUNK_IDS + gumbel_argmax(inside, noise[:, :CHUNK_IDS])
+
+
+def insert(inputs: VerifyInputs, decision: Decision, drawn: torch.Tensor) -> Verdict:
+    """Stage 4: accepted drafts, the last token, then -1; drawn [B] int64 is ignored for greedy requests."""
+    token = torch.where(decision.kind == DONE, decision.token, drawn)
+    steps = torch.arange(inputs.draft_ids.shape[1] + 1, device=token.device)
     here = decision.accepted.unsqueeze(1)
     ids = torch.nn.functional.pad(inputs.draft_ids, (0, 1), value=-1).masked_fill(steps > here, -1)
     tokens = torch.where(steps == here, token.unsqueeze(1), ids)
@@ -155,6 +166,7 @@ def insert(
 def verify(
     logits: torch.Tensor, inputs: VerifyInputs, block: int = 8192, dtype: torch.dtype = torch.float32
 ) -> Verdict:
-    """All four stages."""
+    """All stages."""
     decision = reject(logits, inputs, block_stats(logits, inputs, block))
-    return insert(logits, inputs, decision, *resample(logits, inputs, decision, block, dtype))
+    law = law_to_draw_from(logits, inputs, decision)
+    return insert(inputs, decision, draw(law, inputs, decision, *masses(law, block), dtype))

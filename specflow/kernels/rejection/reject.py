@@ -1,7 +1,8 @@
 """Stage 2, rejection: how many leading drafts each request keeps, and what its last token is drawn from.
 
 All drafts of a request are judged at once: its statistics are a small [K+1, NB] tile, and one round trip to memory
-costs less than K of them.
+costs less than K of them. It is part of the kernels that need the decision: computing it again in each program costs
+less than a launch.
 """
 
 # mypy: ignore-errors
@@ -11,118 +12,104 @@ import triton
 import triton.language as tl
 
 from specflow.kernels.rejection.device_noise import coin
-from specflow.kernels.rejection.rows import DONE, NO_TOKEN, ONE_HOT, PLAIN, RESIDUAL, inverse_of, load_target
+from specflow.kernels.rejection.rows import DONE, NO_TOKEN, ONE_HOT, PLAIN, RESIDUAL
 
 
 @triton.jit
 def log_normaliser(maxima, sums):
-    """Row maximum and log of the sum of exponentials from block statistics [K+1, NB]; -inf where all is -inf."""
+    """Log of the sum of exponentials of rows from block statistics [K+1, NB]; -inf where all is -inf."""
     top = tl.max(maxima, axis=1)
     shift = tl.where(top == float("-inf"), 0.0, top)
-    return top, shift + tl.log(tl.sum(sums * tl.exp(maxima - shift[:, None]), axis=1))
+    return shift + tl.log(tl.sum(sums * tl.exp(maxima - shift[:, None]), axis=1))
 
 
 @triton.jit
-def judge_greedy(base, steps, seen, draft, count, target_max, target_arg, KP: tl.constexpr):
-    """Accepted drafts and the token after them: a draft is accepted iff it is the row's argmax."""
-    maxima = tl.load(target_max + base, mask=seen, other=float("-inf"), cache_modifier=".cg")
-    ids = tl.load(target_arg + base, mask=seen, other=NO_TOKEN, cache_modifier=".cg")
-    best = tl.min(tl.where(maxima == tl.max(maxima, axis=1)[:, None], ids, NO_TOKEN), axis=1)
-    accepted = tl.min(tl.where((draft == best) & (steps < count), KP, steps))
-    return accepted, tl.sum(tl.where(steps == accepted, best, 0))
-
-
-@triton.jit
-def judge_sampled(
-    base, steps, seen, valid, draft, request, logits, logits_stride, cu_rows, temperature, positions, seeds,
-    draft_logits, draft_slots, draft_stride_b, draft_stride_k,
-    target_max, target_sum, draft_max, draft_sum,
-    V: tl.constexpr, CAP: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALE: tl.constexpr,
-):  # fmt: skip
-    """Coins of all drafts [K+1]: log p(d) > log u + log q(d). Also row maxima, normalisers of p and q, logits of d."""
-    maxima = tl.load(target_max + base, mask=seen, other=float("-inf"), cache_modifier=".cg")
-    sums = tl.load(target_sum + base, mask=seen, other=0.0, cache_modifier=".cg")
-    top, norm_p = log_normaliser(maxima, sums)
-    rows = tl.load(cu_rows + request) + steps
-    picked = tl.where(valid, draft, -1)
-    inverse = inverse_of(tl.load(temperature + request)) if SCALE else 1.0
-    logit = tl.minimum(load_target(logits + rows * logits_stride, picked, inverse, V, SCALE), CAP)
-    log_q = tl.zeros_like(logit)
-    norm_q = tl.zeros_like(logit)
-    if HAS_DRAFT:
-        peaks = tl.load(draft_max + base, mask=seen, other=float("-inf"), cache_modifier=".cg")
-        masses = tl.load(draft_sum + base, mask=seen, other=0.0, cache_modifier=".cg")
-        _, norm_q = log_normaliser(peaks, masses)
-        law = draft_logits + tl.load(draft_slots + request) * draft_stride_b + steps * draft_stride_k
-        log_q = tl.load(law + draft, mask=valid, other=float("-inf")).to(tl.float32) - norm_q
-    flip = coin(tl.load(seeds + request), tl.load(positions + request) + steps)
-    # q(d) = 0 cannot have been sampled; without the second test a wrong q would accept everything.
-    accept = valid & (log_q > float("-inf")) & (logit - norm_p > tl.log(flip) + log_q)
-    return accept, top, norm_p, norm_q, logit
+def sampled_accepts(norm_p, logit, norm_q, score, flip):
+    """Coins [K+1]: log p(d) > log u + log q(d)."""
+    log_q = score - norm_q
+    # q(d) = 0 cannot have been sampled; without the first test a wrong q would accept everything.
+    return (log_q > float("-inf")) & (logit - norm_p > tl.log(flip) + log_q)
 
 
 @triton.jit
 def judge_request(
-    request, logits, logits_stride, cu_rows, draft_ids, num_drafts, positions, temperature, seeds,
-    draft_logits, draft_slots, draft_stride_b, draft_stride_k,
-    target_max, target_sum, target_arg, draft_max, draft_sum, decision, norms,
-    V: tl.constexpr, K: tl.constexpr, NB: tl.constexpr, KP: tl.constexpr, NBP: tl.constexpr, CAP: tl.constexpr,
-    HAS_DRAFT: tl.constexpr, ALL_GREEDY: tl.constexpr, SCALE: tl.constexpr,
+    request, draft_ids, num_drafts, positions, temperature, seeds,
+    target_max, target_sum, target_arg, draft_max, draft_sum, draft_logit, draft_score,
+    V: tl.constexpr, K: tl.constexpr, NB: tl.constexpr, KP: tl.constexpr, NBP: tl.constexpr,
+    HAS_DRAFT: tl.constexpr, ALL_GREEDY: tl.constexpr,
 ):  # fmt: skip
-    """One request; see `reject_kernel`."""
-    steps = tl.arange(0, KP)
-    blocks = tl.arange(0, NBP)
+    """Decision about one request, five scalars.
+
+    Accepted drafts; kind of draw; rejected draft (-1 where there is none), or final token of a greedy request; log
+    normalisers of p and q in the row that is drawn from, where a draft was rejected there.
+
+    Everything is loaded at once and without a branch, statistics that nobody has written included: one wait for memory
+    instead of three. What was not written decides about nothing.
+    """
+    steps, blocks = tl.arange(0, KP), tl.arange(0, NBP)
+    stat = (request * (K + 1) + steps[:, None]) * NB + blocks[None, :]
+    place = request * (K + 1) + steps
+    here = (steps <= K)[:, None] & (blocks < NB)[None, :]
     count = tl.load(num_drafts + request)
-    draft = tl.load(draft_ids + request * K + steps, mask=steps < count, other=-1)
-    valid = (draft >= 0) & (draft < V)
-    base = (request * (K + 1) + steps[:, None]) * NB + blocks[None, :]
-    heat = 0.0
+    draft = tl.load(draft_ids + request * K + steps, mask=steps < K, other=-1)
+    maxima = tl.load(target_max + stat, mask=here, other=float("-inf"), cache_modifier=".cg")
+    args = tl.load(target_arg + stat, mask=here, other=NO_TOKEN, cache_modifier=".cg")
     if not ALL_GREEDY:
         heat = tl.load(temperature + request)
-    if heat == 0.0:
-        seen = (steps <= count)[:, None] & (blocks < NB)[None, :]
-        accepted, token = judge_greedy(base, steps, seen, draft, count, target_max, target_arg, KP)
-        tl.store(decision + request * 3, accepted)
-        tl.store(decision + request * 3 + 1, DONE)
-        tl.store(decision + request * 3 + 2, token)
-    else:
-        seen = valid[:, None] & (blocks < NB)[None, :]
-        accept, top, norm_p, norm_q, logit = judge_sampled(
-            base, steps, seen, valid, draft, request, logits, logits_stride, cu_rows, temperature, positions, seeds,
-            draft_logits, draft_slots, draft_stride_b, draft_stride_k, target_max, target_sum, draft_max, draft_sum,
-            V, CAP, HAS_DRAFT, SCALE,
-        )  # fmt: skip
-        accepted = tl.min(tl.where(accept, KP, steps))
-        here = steps == accepted
+        seed, position = tl.load(seeds + request), tl.load(positions + request)
+        sums = tl.load(target_sum + stat, mask=here, other=0.0, cache_modifier=".cg")
+        logit = tl.load(draft_logit + place, mask=steps <= K, other=float("-inf"), cache_modifier=".cg")
+        if HAS_DRAFT:
+            peaks = tl.load(draft_max + stat, mask=here, other=float("-inf"), cache_modifier=".cg")
+            masses = tl.load(draft_sum + stat, mask=here, other=0.0, cache_modifier=".cg")
+            score = tl.load(draft_score + place, mask=steps <= K, other=float("-inf"), cache_modifier=".cg")
+    draft = tl.where(steps < count, draft, -1)
+    valid = (draft >= 0) & (draft < V)
+    best = tl.min(tl.where(maxima == tl.max(maxima, axis=1)[:, None], args, NO_TOKEN), axis=1)
+    accept = draft == best
+    kinds = tl.full((KP,), DONE, tl.int32)
+    tokens = best
+    norms_p = tl.zeros((KP,), tl.float32)
+    norms_q = norms_p
+    if not ALL_GREEDY:
+        greedy = tl.where(heat == 0.0, 1, 0)
+        norms_p = log_normaliser(maxima, sums)
+        if HAS_DRAFT:
+            norms_q = log_normaliser(peaks, masses)
+        else:
+            score = norms_q
         # A law with a NaN, or all -inf, is none: q is then unknown and the row is drawn from p.
-        lawful = (norm_q == norm_q) & (norm_q > float("-inf")) & (norm_q < float("inf"))
-        kind = tl.where(valid & lawful, RESIDUAL if HAS_DRAFT else ONE_HOT, PLAIN)
-        # Noise lies between -3.2 and 22.9, so an id 27 below one that may be drawn never wins.
-        floor = tl.where((kind == ONE_HOT) & (logit < top), top - 27.0, float("-inf"))
-        tl.store(decision + request * 3, accepted)
-        tl.store(decision + request * 3 + 1, tl.sum(tl.where(here, kind, 0)))
-        tl.store(decision + request * 3 + 2, tl.sum(tl.where(here, draft, 0)).to(tl.int32))
-        tl.store(norms + request * 3, tl.max(tl.where(here, norm_p, float("-inf"))))
-        tl.store(norms + request * 3 + 1, tl.max(tl.where(here, norm_q, float("-inf"))))
-        tl.store(norms + request * 3 + 2, tl.max(tl.where(here, floor, float("-inf"))))
+        lawful = (norms_q == norms_q) & (norms_q > float("-inf")) & (norms_q < float("inf"))
+        flip = coin(seed, position + steps)
+        sampled = tl.where(valid & lawful, RESIDUAL if HAS_DRAFT else ONE_HOT, PLAIN)
+        accept = tl.where(greedy == 1, accept, sampled_accepts(norms_p, logit, norms_q, score, flip))
+        kinds = tl.where(greedy == 1, kinds, sampled)
+        tokens = tl.where(greedy == 1, best, draft.to(tl.int32))
+    accepted = tl.min(tl.where(accept & valid, KP, steps))
+    last = steps == accepted
+    kind = tl.sum(tl.where(last, kinds, 0))
+    token = tl.sum(tl.where(last, tokens, 0))
+    norm_p = tl.max(tl.where(last, norms_p, float("-inf")))
+    norm_q = tl.max(tl.where(last, norms_q, float("-inf")))
+    return accepted, kind, token, norm_p, norm_q
 
 
 @triton.jit
-def reject_kernel(
-    logits, logits_stride, cu_rows, draft_ids, num_drafts, positions, temperature, seeds,
-    draft_logits, draft_slots, draft_stride_b, draft_stride_k,
-    target_max, target_sum, target_arg, draft_max, draft_sum, decision, norms,
-    V: tl.constexpr, K: tl.constexpr, NB: tl.constexpr, KP: tl.constexpr, NBP: tl.constexpr, CAP: tl.constexpr,
-    HAS_DRAFT: tl.constexpr, ALL_GREEDY: tl.constexpr, SCALE: tl.constexpr,
-):  # fmt: skip
-    """Grid (B,). decision [B, 3] int32: accepted drafts, kind of draw, rejected draft or final token.
+def store_decision(request, accepted, kind, token, norm_p, norm_q, decision, norms):
+    """For the kernel that follows, and for tests: decision [B, 3] int32, norms [B, 2] float32."""
+    tl.store(decision + request * 3, accepted)
+    tl.store(decision + request * 3 + 1, kind)
+    tl.store(decision + request * 3 + 2, token)
+    tl.store(norms + request * 2, norm_p)
+    tl.store(norms + request * 2 + 1, norm_q)
 
-    norms [B, 3] float32, unwritten for greedy requests: log normaliser of p and of q in the row that is drawn from,
-    and the logit at and below which no id can be drawn.
-    """
-    judge_request(
-        tl.program_id(0), logits, logits_stride, cu_rows, draft_ids, num_drafts, positions, temperature, seeds,
-        draft_logits, draft_slots, draft_stride_b, draft_stride_k,
-        target_max, target_sum, target_arg, draft_max, draft_sum, decision, norms,
-        V, K, NB, KP, NBP, CAP, HAS_DRAFT, ALL_GREEDY, SCALE,
-    )  # fmt: skip
+
+@triton.jit
+def load_decision(request, decision, norms):
+    """What `store_decision` left, past the caches that another kernel's writes do not reach."""
+    accepted = tl.load(decision + request * 3, cache_modifier=".cg")
+    kind = tl.load(decision + request * 3 + 1, cache_modifier=".cg")
+    token = tl.load(decision + request * 3 + 2, cache_modifier=".cg")
+    norm_p = tl.load(norms + request * 2, cache_modifier=".cg")
+    norm_q = tl.load(norms + request * 2 + 1, cache_modifier=".cg")
+    return accepted, kind, token, norm_p, norm_q

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-# What the resample stage draws from.
+# What the last token is drawn from.
 DONE = tl.constexpr(0)  # nothing to draw: the token is known
 PLAIN = tl.constexpr(1)  # p: the bonus token, a placeholder, or a draft law that is not a law
 ONE_HOT = tl.constexpr(2)  # p without the rejected draft
@@ -17,16 +17,22 @@ NO_TOKEN = tl.constexpr(2147483647)  # past every id
 
 
 @triton.jit
-def load_target(row_ptr, tokens, inverse_temperature, V: tl.constexpr, SCALE: tl.constexpr):
-    """Float32 logits of some ids; NaN and ids outside [0, V) become -inf.
-
-    A NaN could win a maximum; as -inf it can never be chosen beside a finite logit. +inf stands for the largest finite
-    value: the callers cap what they derive from it, not every element.
-    """
-    logits = tl.load(row_ptr + tokens, mask=(tokens >= 0) & (tokens < V), other=float("-inf")).to(tl.float32)
+def clean_target(raw, inverse_temperature, SCALE: tl.constexpr):
+    """Float32 logits; NaN becomes -inf, since it could win a maximum, and -inf never does beside a finite logit."""
+    logits = raw.to(tl.float32)
     if SCALE:
         logits = logits * inverse_temperature
     return tl.where(logits > float("-inf"), logits, float("-inf"))
+
+
+@triton.jit
+def load_target(row_ptr, tokens, inverse_temperature, V: tl.constexpr, SCALE: tl.constexpr):
+    """Float32 logits of some ids; NaN and ids outside [0, V) become -inf.
+
+    +inf stands for the largest finite value: callers with many ids cap what they derive from them, not every one.
+    """
+    raw = tl.load(row_ptr + tokens, mask=(tokens >= 0) & (tokens < V), other=float("-inf"))
+    return clean_target(raw, inverse_temperature, SCALE)
 
 
 @triton.jit
@@ -37,7 +43,7 @@ def inverse_of(temperature):
 
 @triton.jit
 def natural_exp(value, FAST: tl.constexpr):
-    """Exponential of a float32 at most 0; FAST flushes results below 1e-38 to 0."""
+    """Exponential of a float32; FAST flushes results below 1e-38 to 0."""
     if FAST:
         return libdevice.fast_expf(value)
     else:
@@ -45,9 +51,26 @@ def natural_exp(value, FAST: tl.constexpr):
 
 
 @triton.jit
-def sum_of_exp(logits, top, FAST: tl.constexpr):
-    """Sum of exp(logits - top) of a tile, 0 where all of it is -inf; a NaN stays NaN."""
-    return tl.sum(natural_exp(logits - tl.where(top == float("-inf"), 0.0, top), FAST))
+def chunk_sums(logits, top, FAST: tl.constexpr):
+    """Sums of exp(logits - top) of the chunks of a tile [CHUNKS, WIDTH]: 0 where all is -inf, NaN where a NaN is."""
+    return tl.sum(natural_exp(logits - finite(top), FAST), axis=1)
+
+
+@triton.jit
+def finite(top):
+    """A maximum to subtract: 0 in place of -inf."""
+    return tl.where(top == float("-inf"), 0.0, top)
+
+
+@triton.jit
+def residual_masses(values, scores, norm_p, norm_q, top, FAST: tl.constexpr):
+    """[p - q]+ over exp(top - norm_p), from logits of p and of q; top is p's maximum thereabouts, may be -inf.
+
+    No less exact than the difference of logs: its error, too, is the rounding of one exponential.
+    """
+    shift = finite(top)
+    p = natural_exp(values - shift, FAST)
+    return tl.maximum(p - natural_exp(scores - (norm_q - (norm_p - shift)), FAST), 0.0)
 
 
 @triton.jit
