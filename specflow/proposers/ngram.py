@@ -5,60 +5,24 @@ The method is prompt lookup (A. Saxena, 2023); names, bounds and results are tho
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from specflow.core.draft import Draft
 from specflow.core.limits import EngineLimits
-from specflow.errors import ConfigError
 from specflow.kernels.compiled import compiled
 from specflow.proposers.base import HostProposer, ProposeContext
+from specflow.proposers.prompt_lookup import PromptLookupOptions
 
 if TYPE_CHECKING:
     from specflow.targets.base import Target
 
-MatchPolicy = Literal["earliest", "latest"]
-DEFAULT_LOOKUP = 5
-
 
 @dataclass(frozen=True, kw_only=True)
-class NgramOptions:
-    """Options of `proposer=ngram`. Raises `ConfigError` when a bound is below 1 or they exclude each other.
-
-    Bounds that are left out follow vLLM: with neither set both are 5, with one set the other equals it.
-    `lookup_min` and `lookup_max` are the bounds in force.
-    """
-
-    num_speculative_tokens: int = 5  # K, most tokens drafted per round
-    prompt_lookup_max: int | None = None  # longest n-gram looked for
-    prompt_lookup_min: int | None = None  # shortest n-gram that counts as a match
-    match_policy: MatchPolicy = "earliest"  # which of several matches of the same length wins
-
-    def __post_init__(self) -> None:
-        _require_positive("num_speculative_tokens", self.num_speculative_tokens)
-        for key in ("prompt_lookup_min", "prompt_lookup_max"):
-            if getattr(self, key) is not None:
-                _require_positive(key, getattr(self, key))
-        if self.lookup_min > self.lookup_max:
-            raise ConfigError(
-                f"proposer.prompt_lookup_min={self.prompt_lookup_min} is above "
-                f"proposer.prompt_lookup_max={self.prompt_lookup_max}, so nothing could ever match. "
-                "Lower the first or raise the second; with only one of them set, the other equals it."
-            )
-        if self.match_policy not in get_args(MatchPolicy):
-            raise ConfigError(f"proposer.match_policy={self.match_policy!r} must be one of {get_args(MatchPolicy)}.")
-
-    @property
-    def lookup_max(self) -> int:
-        """Longest n-gram looked for."""
-        return self.prompt_lookup_max or self.prompt_lookup_min or DEFAULT_LOOKUP
-
-    @property
-    def lookup_min(self) -> int:
-        """Shortest n-gram that counts as a match."""
-        return self.prompt_lookup_min or self.prompt_lookup_max or DEFAULT_LOOKUP
+class NgramOptions(PromptLookupOptions):
+    """Options of `proposer=ngram`."""
 
 
 class NgramProposer(HostProposer):
@@ -99,13 +63,7 @@ class NgramProposer(HostProposer):
 
     def describe(self) -> dict[str, str]:
         """Bounds in force and the choice among equal matches."""
-        return {
-            "num_speculative_tokens": str(self.num_speculative_tokens),
-            "prompt_lookup_max": str(self.options.lookup_max),
-            "prompt_lookup_min": str(self.options.lookup_min),
-            "match_policy": self.options.match_policy,
-            "scan": "host, compiled by numba",
-        }
+        return {**self.options.in_force(), "scan": "host, compiled by numba"}
 
     def _scan(
         self, table: np.ndarray, rows: np.ndarray, lengths: np.ndarray, most: np.ndarray, width: int
@@ -116,11 +74,6 @@ class NgramProposer(HostProposer):
         latest = self.options.match_policy == "latest"
         _scan_rows(table, rows, lengths, most, self.options.lookup_min, self.options.lookup_max, latest, ids, counts)
         return ids, counts
-
-
-def _require_positive(key: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"proposer.{key}={value} must be 1 or more.")
 
 
 @compiled
