@@ -72,3 +72,8 @@ class Request:
     def num_tokens(self) -> int:
         """Committed tokens: prompt and output, without drafts."""
         return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The committed tokens, copied."""
+        return [*self.prompt_ids, *self.output_ids]

@@ -73,6 +73,7 @@ class StepRunner:
         wanted = self._requirements is not None and self._requirements.draft_logits
         keeps_logits = wanted and sampler.needs_draft_logits
         self.buffers = StepBuffers(limits, keeps_logits)
+        sampler.warm_up(limits, draft_laws=self.buffers.draft_logits is not None)
         self.detokenizers: dict[str, Detokenizer] = {}  # of requests whose text is needed while they run
         self.incidents: Counter[str] = Counter()  # things that went wrong without changing the output
         self._steps = 0
@@ -110,7 +111,7 @@ class StepRunner:
         """Follow the scheduler: requests that lost or got a slot."""
         for request, slot in plan.preempted:
             if self._proposer and request.speculate:
-                self._proposer.finish(request.request_id, slot)
+                self._proposer.finish(request.request_id, slot, request.token_ids)
         for request in plan.admitted:
             self.buffers.enter(request)
             if self._proposer and request.speculate:
@@ -121,15 +122,17 @@ class StepRunner:
         requests = [item.request for item in items]
         drafts = np.array([item.num_drafts for item in items], dtype=np.int64)
         logits = output.logits
-        if any(needs_processing(request) for request in requests):
+        raw = self._sampler.applies_temperature
+        if any(needs_processing(request, temperature=not raw) for request in requests):
             first = np.concatenate([[0], np.cumsum(drafts + 1)])
             rows = [
                 RequestRows(item.request, int(first[index]), item.num_drafts + 1) for index, item in enumerate(items)
             ]
             logits = process_logits(logits.to(torch.float32, copy=True), rows, self.buffers.tokens.device)
-        return self._sampler.verify(logits, self._verify_inputs(requests, drafts))
+            raw = False
+        return self._sampler.verify(logits, self._verify_inputs(requests, drafts, scaled=not raw))
 
-    def _verify_inputs(self, requests: Sequence[Request], drafts: np.ndarray) -> VerifyInputs:
+    def _verify_inputs(self, requests: Sequence[Request], drafts: np.ndarray, scaled: bool) -> VerifyInputs:
         buffers = self.buffers
         slots = buffers.ints("verify.slots", _array([request.slot for request in requests]))
         num_drafts = buffers.ints("verify.num_drafts", drafts)
@@ -149,6 +152,7 @@ class StepRunner:
             rounds=buffers.ints("verify.rounds", _array([request.steps for request in requests])),
             draft_logits=buffers.draft_logits[slots] if buffers.draft_logits is not None and width else None,
             all_greedy=all(request.sampling.greedy for request in requests),
+            scaled=scaled,
         )
 
     def _commit(

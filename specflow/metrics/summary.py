@@ -39,6 +39,7 @@ __all__ = [
 PLAIN = "plain"  # method name of decoding without drafts
 _SCHEMA = 1  # of summary.json
 _UNSTEADY = 1.3  # fastest over slowest repeat
+_SAME_LENGTH = 0.005  # a smaller difference of two acceptance lengths does not show
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,11 @@ class SeriesSummary:
     def label(self) -> str:
         """E.g. "ngram, batch 8"."""
         return f"{self.method}, batch {self.batch_size}"
+
+    @property
+    def acceptance_lengths(self) -> list[float | None]:
+        """Mean acceptance length of each repeat in turn."""
+        return [repeat.acceptance.mean_acceptance_length for repeat in self.repeats]
 
     @property
     def tokens_per_second_range(self) -> tuple[float, float] | None:
@@ -172,9 +178,15 @@ class BenchSummary:
         return [series for series in self.series if series.speedup is not None and series.speedup < 1]
 
     def unsteady(self) -> list[SeriesSummary]:
-        """Series whose repeats differ so much in speed that the speed-up says little."""
-        ranges = ((series, series.tokens_per_second_range) for series in self.series)
+        """Series whose repeats differ so much in speed that the speed-up says little; learning explains it as well."""
+        learning = self.learning()
+        ranges = ((series, series.tokens_per_second_range) for series in self.series if series not in learning)
         return [series for series, found in ranges if found and found[1] > _UNSTEADY * found[0]]
+
+    def learning(self) -> list[SeriesSummary]:
+        """Series whose acceptance length differs between repeats of the same prompts: the proposer kept something."""
+        lengths = ((one, [found for found in one.acceptance_lengths if found is not None]) for one in self.series)
+        return [one for one, found in lengths if found and max(found) - min(found) > _SAME_LENGTH]
 
     def acceptance_by_method(self) -> dict[str, AcceptanceCounts]:
         """Rounds of each method that drafted, pooled over batch sizes: acceptance hardly depends on them."""
@@ -189,6 +201,8 @@ class BenchSummary:
         data = asdict(self) | {"schema": _SCHEMA, "verdict": self.lossless.sentence(), "metrics": self.to_metrics()}
         for entry, series in zip(data["series"], self.series, strict=True):
             entry["acceptance"] |= _derived(series.acceptance)
+            for one, repeat in zip(entry["repeats"], series.repeats, strict=True):
+                one["acceptance"] |= _derived(repeat.acceptance)
         return data
 
 

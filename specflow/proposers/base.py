@@ -104,8 +104,15 @@ class Proposer(ABC):
     def propose(self, context: ProposeContext) -> Draft:
         """Draft up to K tokens for each of the B requests."""
 
-    def finish(self, request_id: str, slot: int) -> None:
-        """A request leaves its slot: finished, aborted or pre-empted. Always paired with `start`."""
+    def finish(self, request_id: str, slot: int, token_ids: Sequence[int]) -> None:
+        """A request leaves its slot: finished, aborted or pre-empted. Always paired with `start`.
+
+        token_ids: all its committed tokens, prompt and output, on the host. The last of them, up to K + 1, were never
+        in a `ProposeContext`: nothing is drafted for a request that has ended. A pre-empted one has no such rest.
+        """
+
+    def reset(self) -> None:
+        """Forget what was learnt from requests that have ended. Called only while no request has a slot."""
 
     def describe(self) -> dict[str, str]:
         """What really ran: weights, sizes, options; shown in the report."""

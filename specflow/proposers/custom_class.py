@@ -51,8 +51,8 @@ class CustomClassOptions:
 class CustomClassProposer(HostProposer):
     """Runs a class that has `draft(tokens, max_drafts, request_id)`, or a `Proposer` subclass with all its methods.
 
-    `start`, `finish`, `load`, `attach`, `requirements` and `describe` are called where the class has them. `tokens` is
-    a read-only view of the engine's table that later steps write to: copy what is to be kept.
+    `start`, `finish`, `reset`, `load`, `attach`, `requirements` and `describe` are called where the class has them.
+    `tokens` is a read-only view of the engine's table that later steps write to: copy what is to be kept.
     """
 
     name = "custom_class"
@@ -97,9 +97,13 @@ class CustomClassProposer(HostProposer):
         """See `Proposer.start`."""
         self._call("start", request_id, slot, prompt)
 
-    def finish(self, request_id: str, slot: int) -> None:
+    def finish(self, request_id: str, slot: int, token_ids: Sequence[int]) -> None:
         """See `Proposer.finish`."""
-        self._call("finish", request_id, slot)
+        self._call("finish", request_id, slot, token_ids)
+
+    def reset(self) -> None:
+        """See `Proposer.reset`."""
+        self._call("reset")
 
     def propose(self, context: ProposeContext) -> Draft:
         """The class's own `propose`, or one call of `draft` per request."""

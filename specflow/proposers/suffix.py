@@ -95,11 +95,17 @@ class SuffixProposer(HostProposer):
         """See `Proposer.start`; after a pre-emption the own tree is built again from prompt and output."""
         self.cache.start(request_id, len(prompt))
 
-    def finish(self, request_id: str, slot: int) -> None:
-        """See `Proposer.finish`; the output stays in the shared tree."""
-        self.cache.stop(request_id)
+    def finish(self, request_id: str, slot: int, token_ids: Sequence[int]) -> None:
+        """See `Proposer.finish`; the output, to its last token, stays in the shared tree."""
+        self.cache.stop(request_id, np.asarray(token_ids, dtype=np.int64))
         if self._keeper is not None and not self.cache.running:
             self._keeper.save_if_due()
+
+    def reset(self) -> None:
+        """See `Proposer.reset`; what `cache_path` held at the start is kept. The file stays as it is until new outputs
+        are written, which then stand in it behind those of the start.
+        """
+        self.cache.reset()
 
     def draft(self, tokens: np.ndarray, max_drafts: int, request_id: str) -> np.ndarray:
         """See `HostProposer.draft`; tokens [L] int64 -> ids [≤ max_drafts] int32."""
@@ -122,9 +128,7 @@ class SuffixProposer(HostProposer):
     def describe(self) -> dict[str, str]:
         """Options in force and what is cached."""
         options, shared = self.options, self.cache.shared
-        learns = (
-            "outputs so far, of earlier repeats and the warm-up too" if self.cache.max_requests else "own text only"
-        )
+        learns = "own text and outputs of all requests so far" if self.cache.max_requests else "own text only"
         return {
             "num_speculative_tokens": str(self.num_speculative_tokens),
             "suffix_decoding_max_tree_depth": str(options.suffix_decoding_max_tree_depth),

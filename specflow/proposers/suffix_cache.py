@@ -34,16 +34,22 @@ class SuffixCache:
 
     def __init__(self, depth: int, max_requests: int, outputs: Iterable[np.ndarray] = ()) -> None:
         kept = [ids for ids in outputs if len(ids)]
-        kept = kept[max(0, len(kept) - max_requests) :]
         self.depth, self.max_requests = depth, max_requests
-        self.shared = SuffixTree(depth, sum(map(len, kept)))
         self.changes = 0  # tokens ever added to the shared tree by requests
-        self._cached: deque[tuple[str | None, Sequence]] = deque()  # oldest start first
-        self._by_id: dict[str, Sequence] = {}
+        self._first = kept[max(0, len(kept) - max_requests) :]  # of an earlier run
         self._running: dict[str, _Running] = {}
         self._spare: list[SuffixTree] = []
-        for ids in kept:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all outputs but those of earlier runs. A request that runs goes on with its own tree alone."""
+        self.shared = SuffixTree(self.depth, sum(map(len, self._first)))
+        self._cached: deque[tuple[str | None, Sequence]] = deque()  # oldest start first
+        self._by_id: dict[str, Sequence] = {}
+        for ids in self._first:
             self.shared.append(self._open(None), ids)
+        for running in self._running.values():
+            running.output, running.unsure = None, False
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -69,20 +75,25 @@ class SuffixCache:
             running.unsure = earlier is not None
             running.output = earlier or self._open(request_id)
 
-    def stop(self, request_id: str) -> None:
-        """A request has ended or lost its slot: its own tree is dropped, its output stays."""
+    def stop(self, request_id: str, tokens: np.ndarray | None = None) -> None:
+        """A request has ended or lost its slot: its own tree is dropped, its output stays.
+
+        tokens: its committed tokens [L], prompt and output, if they are more than the last `update` brought.
+        """
         running = self._running.pop(request_id, None)
-        if running is not None:
-            running.own.clear()
-            self._spare.append(running.own)
+        if running is None:
+            return
+        if tokens is not None:
+            self._update_output(request_id, running, tokens)
+        running.own.clear()
+        self._spare.append(running.own)
 
     def update(self, request_id: str, tokens: np.ndarray) -> None:
         """Add what is new in the committed tokens [L] of a request, prompt and output."""
         running = self._running[request_id]
         if running.text.length < len(tokens):
             running.own.append(running.text, tokens[running.text.length :].astype(np.int32))
-        if len(tokens) > running.prompt_len and self.max_requests:
-            self._update_output(request_id, running, tokens[running.prompt_len :])
+        self._update_output(request_id, running, tokens)
 
     def draft(
         self, request_id: str, tokens: np.ndarray, most: int, max_spec_factor: float, min_token_prob: float
@@ -96,7 +107,10 @@ class SuffixCache:
         own, shared = (running.own, running.text), (self.shared, None if running.unsure else output)
         return speculate_both(own, shared, context, most, max_spec_factor, min_token_prob)
 
-    def _update_output(self, request_id: str, running: _Running, output: np.ndarray) -> None:
+    def _update_output(self, request_id: str, running: _Running, tokens: np.ndarray) -> None:
+        output = tokens[running.prompt_len :]
+        if not len(output):
+            return
         if running.unsure:
             running.unsure = False
             if not self._continues(running.output, output):

@@ -9,12 +9,12 @@ from typing import Any
 from specflow.metrics.summary import PLAIN, BenchSummary, SeriesSummary
 from specflow.report import wording
 
-__all__ = ["acceptance_plot", "throughput_plot"]
+__all__ = ["METHOD_COLOURS", "acceptance_plot", "throughput_plot"]
 
 _INCHES = (8.0, 4.2)
 _DPI = 200
 # Of Okabe and Ito's palette, which colour-blind readers can tell apart; plain decoding is always grey.
-_METHOD_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
+METHOD_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 _DARK_COLOURS = ("#3E9BDC", "#E69F00", "#1FB58F", "#D78DB6", "#E3743A", "#8CCBF0")
 
 
@@ -156,7 +156,7 @@ def _colours(summary: BenchSummary, dark: bool) -> dict[str, str]:
     methods = list(dict.fromkeys(series.method for series in summary.series))
     drafting = [method for method in methods if method != PLAIN]
     colours = {PLAIN: _theme(dark).plain} if PLAIN in methods else {}
-    palette = _DARK_COLOURS if dark else _METHOD_COLOURS
+    palette = _DARK_COLOURS if dark else METHOD_COLOURS
     return colours | {method: palette[index % len(palette)] for index, method in enumerate(drafting)}
 
 

@@ -91,9 +91,11 @@ def _speedup(value: float | None) -> Text:
 
 
 def _position_lines(summary: BenchSummary) -> Iterator[Text]:
-    """Acceptance per draft position of each method, all batch sizes together."""
+    """Acceptance per draft position of each method, all batch sizes together; and per repeat where that differs."""
     for method, counts in summary.acceptance_by_method().items():
         yield Text(f"{method} per position: {wording.position_rates(counts)}")
+    for series in summary.learning():
+        yield Text(f"{series.label}: acceptance length by repeat {wording.lengths_by_repeat(series)}")
 
 
 def _cost_curve(summary: BenchSummary) -> Text:

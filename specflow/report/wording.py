@@ -10,6 +10,7 @@ __all__ = [
     "NOT_AVAILABLE",
     "VERDICT_COLOURS",
     "count",
+    "lengths_by_repeat",
     "memory",
     "milliseconds",
     "percent",
@@ -72,6 +73,11 @@ def position_rates(counts: AcceptanceCounts) -> str:
     """Both kinds of per-position rates in one line."""
     conditional, unconditional = counts.per_position_conditional, counts.per_position_unconditional
     return f"conditional {rates(conditional)} · unconditional {rates(unconditional)} (%)"
+
+
+def lengths_by_repeat(series: SeriesSummary) -> str:
+    """Mean acceptance length of each repeat, the first one first."""
+    return " · ".join(count(length, 2) for length in series.acceptance_lengths)
 
 
 def range_of(series: SeriesSummary) -> str:

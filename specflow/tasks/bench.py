@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from specflow.core.sampling_params import SamplingParams
 from specflow.engine.build import assemble
@@ -30,6 +30,11 @@ from specflow.tracking.events import RunFinished, Series
 from specflow.workloads.base import Prompt, Workload
 from specflow.workloads.prompt_list import fit_template
 
+_MEMORY = {
+    "cold": "cold: emptied before every measured pass",
+    "keep": "kept: passes may draft from the outputs of earlier ones and of the warm-up",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
@@ -38,6 +43,7 @@ class BenchOptions:
     batch_sizes: tuple[int, ...] = (1, 8)  # requests in flight, one comparison each
     repeats: int = 3  # passes over the workload per method and batch size, interleaved; medians are reported
     warmup_requests: int = 1  # prompts run before each batch size, not counted
+    proposer_memory: Literal["cold", "keep"] = "cold"  # what it learns: within a pass (cold), from earlier ones too
     cost_curve: bool = True  # measure what verifying 1 to 16 tokens costs
     require_lossless: bool = True  # fail the run when the output differs from plain decoding
     require_acceptance_length: float | None = None  # fail the run at or below this mean acceptance length
@@ -130,8 +136,16 @@ class _Bench:
                 for method in self.methods:
                     self._measure(method, batch_size, 0, warmup=True)
             for repeat in range(self.options.repeats):
-                measured += [self._measure(method, batch_size, repeat) for method in self.methods]
+                for method in self.methods:
+                    if method != PLAIN and self.options.proposer_memory == "cold":
+                        self._forget()
+                    measured.append(self._measure(method, batch_size, repeat))
         return measured
+
+    def _forget(self) -> None:
+        """A pass must not draft from the answers that an earlier pass, or the warm-up, gave to the same prompts."""
+        assert self.engine.proposer is not None
+        self.engine.proposer.reset()
 
     def _measure(self, method: str, batch_size: int, repeat: int, warmup: bool = False) -> Measurement:
         prompts = self.prompts[: self.options.warmup_requests] if warmup else self.prompts
@@ -167,7 +181,7 @@ class _Bench:
                 differences += find_differences(self.engine, expected, one.outputs, self.sampling)
                 requests += len(one.outputs)
                 tokens += sum(len(output.token_ids) for output in one.outputs)
-        return _judge(differences, requests, tokens)
+        return judge(differences, requests, tokens)
 
     def summary(self, measured: Sequence[Measurement], verdict: LosslessVerdict) -> BenchSummary:
         """Put everything together."""
@@ -198,6 +212,8 @@ class _Bench:
             "repeats": str(self.options.repeats),
             "warm-up requests": str(self.options.warmup_requests),
         }
+        if self.engine.proposer is not None:
+            facts["proposer memory"] = _MEMORY[self.options.proposer_memory]
         if self.prompts[0].chat:
             facts["chat template"] = _short_hash(getattr(tokenizer, "chat_template", None))
         return facts
@@ -216,7 +232,7 @@ def _summarise(measured: Sequence[Measurement], lossy: bool) -> list[SeriesSumma
     ]
 
 
-def _judge(differences: Sequence[Difference], requests: int, tokens: int) -> LosslessVerdict:
+def judge(differences: Sequence[Difference], requests: int, tokens: int) -> LosslessVerdict:
     """Equal, equal up to ties, or different; a fault is shown before a tie."""
     if not differences:
         return LosslessVerdict("verified", requests, tokens)

@@ -21,6 +21,7 @@ __all__ = [
     "MtBenchWorkload",
     "PublicSource",
     "SpecBenchWorkload",
+    "SweBenchWorkload",
 ]
 
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -154,6 +155,13 @@ class MtBenchWorkload(BenchmarkWorkload):
 
     name = "mt_bench"
     public = PublicSource("HuggingFaceH4/mt_bench_prompts", None, "train", ("prompt",))
+
+
+class SweBenchWorkload(BenchmarkWorkload):
+    """300 issues of Python repositories (SWE-bench Lite), some of them long; the answer is text, no code is run."""
+
+    name = "swe_bench"
+    public = PublicSource("princeton-nlp/SWE-bench_Lite", None, "test", ("problem_statement",))
 
 
 class SpecBenchWorkload(BenchmarkWorkload):

@@ -51,8 +51,8 @@ def _parse(line: bytes, where: str) -> Mapping[str, Any]:
 
 
 def row_id(row: Mapping[str, Any], fallback: str) -> str:
-    """The row's own id (`id`, `task_id`, `question_id`, `prompt_id`, `unique_id`) or the fallback."""
-    for key in ("id", "task_id", "question_id", "prompt_id", "unique_id"):
+    """The row's own id (`id`, `task_id`, `question_id`, `prompt_id`, `unique_id`, `instance_id`) or the fallback."""
+    for key in ("id", "task_id", "question_id", "prompt_id", "unique_id", "instance_id"):
         if isinstance(row.get(key), str | int):
             return str(row[key])
     return fallback

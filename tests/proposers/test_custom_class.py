@@ -74,15 +74,18 @@ class Mine:
     def load(self, target, backend): self.calls.append(("load", target.facts.num_layers))
     def attach(self, target, limits): self.calls.append(("attach", limits.num_speculative_tokens))
     def start(self, request_id, slot, prompt): self.calls.append(("start", request_id, len(prompt)))
-    def finish(self, request_id, slot): self.calls.append(("finish", request_id))
+    def finish(self, request_id, slot, token_ids): self.calls.append(("finish", request_id, token_ids))
+    def reset(self): self.calls.append(("reset",))
     def draft(self, tokens, max_drafts, request_id): return np.full(max_drafts, self.word, dtype=np.int32)
     def describe(self): return {"word": self.word}
 """
     write(tmp_path, source, "module_of_mine.py")
     proposer = make("module_of_mine.Mine", k=2, word=9)
     engine = make_engine(llama_folder, proposer)
-    assert_lossless(engine, [PROMPTS[0]], SAMPLING, request_ids=["a"])
-    assert proposer.instance.calls == [("load", 4), ("attach", 2), ("start", "a", 4), ("finish", "a")]
+    (output,) = assert_lossless(engine, [PROMPTS[0]], SAMPLING, request_ids=["a"])
+    proposer.reset()
+    ended = ("finish", "a", [*output.prompt_ids, *output.token_ids])
+    assert proposer.instance.calls == [("load", 4), ("attach", 2), ("start", "a", 4), ended, ("reset",)]
     facts = engine.describe()["proposer"]
     assert facts["method"] == "custom_class"
     assert facts["class"] == "Mine"
@@ -212,6 +215,16 @@ DRAFT = "    def draft(self, tokens, max_drafts, request_id): return []\n"
             f"class Mine:\n    def start(self): pass\n{DRAFT}",
             {},
             r"start is called as start\(request_id, slot, prompt\)",
+        ),
+        (
+            f"class Mine:\n    def finish(self, request_id, slot): pass\n{DRAFT}",
+            {},
+            r"finish is called as finish\(request_id, slot, token_ids\)",
+        ),
+        (
+            f"class Mine:\n    def reset(self, seed): pass\n{DRAFT}",
+            {},
+            r"reset is called as reset\(\), but it is reset\(seed\)",
         ),
         (f"class Mine:\n    def __init__(self, size): pass\n{DRAFT}", {}, r"nothing gives 'size'"),
         (

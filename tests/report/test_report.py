@@ -77,6 +77,20 @@ def test_unsteady_machine_is_said(summary: BenchSummary) -> None:
     assert "not steady" not in printed(summary)
 
 
+def test_what_a_proposer_learns_between_repeats_is_shown(summary: BenchSummary) -> None:
+    """The mean acceptance length of each repeat, where they differ."""
+    assert "by repeat" not in printed(summary)
+    plain, ngram = summary.series[:2]
+    better = replace(ngram.repeats[2], acceptance=AcceptanceCounts())
+    better.acceptance.add_all((4, 4), (4, 3))
+    learnt = replace(summary, series=[plain, replace(ngram, repeats=(*ngram.repeats[:2], better))])
+    first = f"{ngram.acceptance.mean_acceptance_length:.2f}"
+    assert f"ngram, batch 1: acceptance length by repeat {first} · {first} · 4.50" in printed(learnt)
+    assert f"Length by repeat, batch 1: {first} · {first} · 4.50" in render_page(Page(learnt))
+    repeats = learnt.to_dict()["series"][1]["repeats"]
+    assert [round(one["acceptance"]["mean_acceptance_length"], 2) for one in repeats[1:]] == [float(first), 4.5]
+
+
 def test_narrow_terminal_keeps_numbers_whole(summary: BenchSummary) -> None:
     text = printed(summary, 80)
     assert max(map(len, text.splitlines())) <= 80

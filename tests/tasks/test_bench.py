@@ -1,6 +1,7 @@
 """The benchmark task: what it measures, what it proves and when it fails."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from specflow.core.sampling_params import SamplingParams
 from specflow.errors import ConfigError
 from specflow.proposers.draft_model import DraftModelOptions, DraftModelProposer
 from specflow.proposers.ngram import NgramOptions, NgramProposer
+from specflow.proposers.suffix import SuffixOptions, SuffixProposer
 from specflow.samplers.standard import StandardOptions, StandardSampler
 from specflow.tasks.bench import BenchOptions, BenchTask
 from specflow.testing.proposers import NoiseProposer, OracleProposer
@@ -81,6 +83,50 @@ def test_least_acceptance_length(llama_folder: Path, tmp_path: Path) -> None:
     right = make_context(llama_folder, tmp_path, oracle(llama_folder, prompts), prompts, ignore_eos=True)
     assert run(right, require_acceptance_length=1.5).status == "finished"
     assert "no proposer ran" in run(make_context(llama_folder, tmp_path), require_acceptance_length=1.5).reason
+
+
+def lengths(done: Any) -> list[list[float]]:
+    """Mean acceptance length of every repeat of the proposer, by batch size."""
+    return [one.acceptance_lengths for one in done.summary.series if not one.is_plain]
+
+
+def test_a_proposer_forgets_between_measured_passes(llama_folder: Path, tmp_path: Path) -> None:
+    """Repeats run the same prompts: one that learns from its own answers would look better than it is."""
+    prompts = texts("the rain in spain", "a rose is a rose is a rose", "so it goes")
+    context = make_context(llama_folder, tmp_path, SuffixProposer(SuffixOptions()), prompts, ignore_eos=True)
+    cold = run(context, repeats=3)
+    assert all(len(set(found)) == 1 for found in lengths(cold))
+    assert not cold.summary.learning()
+    assert cold.summary.really_ran["run"]["proposer memory"].startswith("cold")
+    kept = run(context, repeats=3, proposer_memory="keep", batch_sizes=(1,), warmup_requests=0)
+    assert lengths(kept)[0][1] > lengths(kept)[0][0]
+    assert [one.method for one in kept.summary.learning()] == ["suffix"]
+    assert kept.summary.really_ran["run"]["proposer memory"].startswith("kept")
+    assert "proposer memory" not in run(make_context(llama_folder, tmp_path)).summary.really_ran["run"]
+
+
+def test_reset_comes_between_requests(llama_folder: Path, tmp_path: Path) -> None:
+    """Once before every measured pass, behind the warm-up, and never while a request has a slot."""
+    calls: list[str] = []
+
+    class Told(NoiseProposer):
+        def start(self, request_id: str, slot: int, prompt: Sequence[int]) -> None:
+            calls.append("start")
+
+        def finish(self, request_id: str, slot: int, token_ids: Sequence[int]) -> None:
+            calls.append("finish")
+
+        def reset(self) -> None:
+            assert calls.count("start") == calls.count("finish")
+            calls.append("reset")
+
+    context = make_context(llama_folder, tmp_path, Told(2, 384))
+    run(context, repeats=2, batch_sizes=(1,))
+    request = ["start", "finish"]
+    assert calls == [*request, "reset", *request, *request, "reset", *request, *request]
+    calls.clear()
+    run(context, repeats=2, batch_sizes=(1,), proposer_memory="keep")
+    assert "reset" not in calls
 
 
 class _Greedless(StandardSampler):

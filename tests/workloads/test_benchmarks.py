@@ -21,6 +21,7 @@ ROWS: dict[type[BenchmarkWorkload], dict[str, Any]] = {
     benchmarks.Math500Workload: {"problem": "Solve.", "subject": "Algebra", "unique_id": "test/1", "answer": "4"},
     benchmarks.HumanEvalWorkload: {"task_id": "HumanEval/0", "prompt": "def f():\n", "test": "assert"},
     benchmarks.MbppWorkload: {"task_id": 11, "prompt": "Write a function.", "code": "def f(): pass"},
+    benchmarks.SweBenchWorkload: {"instance_id": "a__b-1", "problem_statement": "It fails.", "patch": "+"},
     benchmarks.MtBenchWorkload: {"prompt": ["First.", "Second."], "category": "writing", "prompt_id": 5},
 }
 
@@ -38,7 +39,8 @@ def test_columns_of_the_hub(workload: type[BenchmarkWorkload], monkeypatch: pyte
     library.load_dataset = lambda *args, **options: asked.append((args, options)) or [ROWS[workload]]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", library)
     prompts = workload(BenchmarkOptions(revision="v1")).load()
-    expected = next(value for key, value in ROWS[workload].items() if key in ("question", "problem", "prompt"))
+    columns = ("question", "problem", "prompt", "problem_statement")
+    expected = next(value for key, value in ROWS[workload].items() if key in columns)
     assert list(prompts[0].turns) == (expected if isinstance(expected, list) else [expected])
     assert prompts[0].chat == (workload is not benchmarks.HumanEvalWorkload)
     public = workload.public

@@ -1,0 +1,120 @@
+"""The benchmark scripts: they run, and what they write is what was measured."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specflow.metrics.verdict import LosslessVerdict
+from specflow.proposers.suffix import SuffixProposer
+from specflow.zoo.bundle import model_folder
+
+SCRIPTS = Path(__file__).parents[1] / "benchmarks"
+CODE = "def add(first, second):\n    return first + second\n\n\ndef sub"
+
+
+@pytest.fixture
+def model_free(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script as a module."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import model_free
+
+    return model_free
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Invented prompts; the second of humaneval does not fit."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    humaneval = [{"turns": [text]} for text in (CODE, CODE * 40, "import os\n\nclass Path", "never reached")]
+    spec_bench = [
+        {"question_id": number, "category": category, "turns": [f"{category} {number}: " + CODE, "and again"]}
+        for number, category in enumerate(("writing", "writing", "stem", "qa"))
+    ]
+    for name, rows in (("humaneval", humaneval), ("spec-bench", spec_bench)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def run(model_free: Any, data: Path, *words: str) -> tuple[int, Path]:
+    """Exit code and page of a short run on the bundled target."""
+    page = data.parent / "docs" / "page.md"
+    fixed = ["--target", str(model_folder("target")), "--name", "little", "--data", str(data), "--output", str(page)]
+    sizes = ["--prompts", "2", "--max-tokens", "24", "--max-model-len", "160", "--device", "cpu"]
+    return model_free.main([*fixed, *sizes, *words]), page
+
+
+def test_model_free(model_free: Any, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every method on every group, a second pass for the one that learns, and prompts that were left out."""
+    forgot: list[int] = []
+    reset = SuffixProposer.reset
+    monkeypatch.setattr(SuffixProposer, "reset", lambda one: (forgot.append(len(one.cache.cached)), reset(one)))
+    groups = ("--groups", "humaneval", "mt_bench")
+    code, page = run(model_free, data, *groups, "--methods", "ngram", "suffix", "--batch-sizes", "1", "2")
+    assert code == 0
+    assert forgot == [1] * 4  # the warm-up, before each first pass
+    text = page.read_text()
+    assert re.search(r"\| humaneval \| .*no chat template.* \| 2 \| 2 \| 1 \|", text)
+    assert "- target: little, 7,345,408 parameters" in text
+    assert "![Mean acceptance length and speed-up by kind of prompt](page.png)" in text
+    assert str(data.parent) not in text
+    for batch in (1, 2):
+        assert f"## Batch {batch}\n" in text
+    line = r"^\| (humaneval|spec_bench: mt_bench|\*\*all\*\*) \| suffix \| .* equal \|$"
+    assert len(re.findall(line, text, re.M)) == 3 * 2 * 2  # groups, batch sizes, passes
+    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+    content = page.with_suffix(".json").read_text()
+    assert str(data.parent) not in content
+    rows = json.loads(content)["rows"]
+    kinds = [(row["method"], row["memory"]) for row in rows]
+    assert kinds == [("plain", "cold"), ("ngram", "cold"), ("suffix", "cold"), ("suffix", "second pass")] * 4
+    assert all(row["lossless"].startswith("lossless: verified (2 requests") for row in rows if row["method"] != "plain")
+    plain, _, first, second = rows[:4]
+    assert plain["tokens_per_step"] == 1
+    assert second["tokens_per_step"] > 1.5 * first["tokens_per_step"]
+    assert first["speedup"] == pytest.approx(first["tokens_per_second"][0] / plain["tokens_per_second"][0])
+    assert first["drafting_us"] > 0
+
+
+def test_categories_take_turns(model_free: Any, data: Path) -> None:
+    """MT-Bench's file has one category after the other; the first two prompts are of two."""
+    words = ["--target", str(model_folder("target")), "--data", str(data), "--output", "unused.md", "--prompts", "2"]
+    bench = model_free.Bench(model_free.parse([*words, "--groups", "mt_bench", "--methods", "ngram"]))
+    assert [prompt.category for prompt in bench.group("mt_bench").prompts] == ["writing", "stem"]
+
+
+def test_what_cannot_run_is_one_error(model_free: Any, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (("--methods", "sufix"), "Did you mean suffix?"),
+        (("--groups", "swe_bench"), "swe-bench.jsonl does not exist"),
+        (("--groups", "humaneval", "--methods", "ngram", "--max-tokens", "160"), "no prompt of humaneval fits"),
+    ):
+        code, page = run(model_free, data, *words)
+        assert code == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+        assert not page.exists()
+
+
+def test_a_difference_is_loud(model_free: Any) -> None:
+    """In the row, in the row of all groups, and for ties by another word."""
+    from model_free_page import Group, Row, page
+
+    def row(group: str, method: str, **verdict: Any) -> Row:
+        checked = LosslessVerdict(verdict.get("status", "verified"), 2, 8, differences=verdict.get("differences", 0))
+        one = Row(
+            group, method, 1, speedup=2.0, tokens_per_second=[1.0], output_tokens=8, wall_seconds=4, verdict=checked
+        )
+        one.acceptance.add(4, 2)
+        return one
+
+    rows = [row(group, "plain") for group in ("a", "b")]
+    rows += [row("a", "x", status="failed", differences=1), row("b", "x", status="verified_up_to_ties", differences=2)]
+    text = page({}, [Group("a", [], 0), Group("b", [], 0)], rows, "p.png")
+    assert re.search(r"\| a \| x \| 3\.00 \| 50\.0% .* DIFFERENT \(1 of 2\) \|", text)
+    assert re.search(r"\| b \| x \| .* equal but for ties \(2 of 2\) \|", text)
+    assert re.search(r"\| \*\*all\*\* \| x \| 3\.00 .* 2\.00 \| 1\.00× \| .* DIFFERENT \(3 of 4\) \|", text)
+    assert "Learning" not in text
