@@ -5,6 +5,7 @@ entry, and returns the folder. Weights are larger than at a usual initialisation
 a mistake in attention moves the logits well beyond rounding.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,13 @@ def save_model(
     model.generation_config.eos_token_id = 0
     model.save_pretrained(path)
     make_tokenizer(config.get_text_config().vocab_size).save_pretrained(path)
+    return path
+
+
+def add_to_config(path: Path, **entries: Any) -> Path:
+    """Enter something in the config.json of a saved model; returns `path`."""
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
     return path
 
 

@@ -5,6 +5,8 @@ stand side by side and form one group, so that each group is one dense batch wit
 a KV head are handled as more query rows of that head, which spares repeating keys and values.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,14 @@ from specflow.core.attention import AttentionInputs, QueryGroup
 
 # Past this many query tokens the folded mask, with one row per query head and token, costs more than folding saves.
 _MOST_FOLDED = 64
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Which keys a token sees, see `paged_attention`."""
+
+    window: int | None
+    causal: bool
 
 
 def plan_groups(
@@ -59,17 +69,20 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    causal: bool = True,
 ) -> torch.Tensor:
-    """Causal attention of query [T, Hq, Dk] over the pages; returns [T, Hq, Dv] in the query's dtype.
+    """Attention of query [T, Hq, Dk] over the pages; returns [T, Hq, Dv] in the query's dtype.
 
-    A token at position p sees key positions j <= p, and with a window only p - j < window. softcap c turns scores s
-    into c * tanh(s / c). sinks [Hq] are extra logits per head that take part in the softmax and carry no value
-    (GPT-OSS). Scores and softmax are float32.
+    A token at position p sees key positions j <= p, and with a window only p - j < window. causal=False: it sees all
+    j < seq_len of its request, whatever else the pages hold behind them, and with a window only |p - j| < window.
+    softcap c turns scores s into c * tanh(s / c). sinks [Hq] are extra logits per head that take part in the softmax
+    and carry no value (GPT-OSS). Scores and softmax are float32.
     """
+    rule = _Rule(window, causal)
     results = []
     for group in inputs.groups:
         keys, values = _read_pages(key_pages, inputs, group), _read_pages(value_pages, inputs, group)
-        results.append(_attend(query[group.tokens], keys, values, inputs, group, scale, window, softcap, sinks))
+        results.append(_attend(query[group.tokens], keys, values, inputs, group, scale, rule, softcap, sinks))
     return results[0] if len(results) == 1 else torch.cat(results)
 
 
@@ -80,7 +93,7 @@ def _attend(
     inputs: AttentionInputs,
     group: QueryGroup,
     scale: float,
-    window: int | None,
+    rule: _Rule,
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -89,13 +102,13 @@ def _attend(
     shared = heads // kv_heads
     plain = softcap is None and sinks is None
     if plain and length > _MOST_FOLDED:
-        mask = _mask(inputs, group, window, 1, query.dtype)
+        mask = _mask(inputs, group, rule, 1, query.dtype)
         by_head = query.view(requests, length, heads, -1).transpose(1, 2)
         output = F.scaled_dot_product_attention(
             by_head, keys, values, attn_mask=mask, scale=scale, enable_gqa=shared > 1
         )
         return output.transpose(1, 2).reshape(requests * length, heads, -1)
-    mask = _mask(inputs, group, window, shared, query.dtype)
+    mask = _mask(inputs, group, rule, shared, query.dtype)
     folded = query.view(requests, length, kv_heads, shared, -1).transpose(1, 2)
     folded = folded.reshape(requests, kv_heads, length * shared, -1)
     if plain:
@@ -123,24 +136,39 @@ def _read_pages(pages: torch.Tensor, inputs: AttentionInputs, group: QueryGroup)
 
 
 def _mask(
-    inputs: AttentionInputs, group: QueryGroup, window: int | None, shared: int, dtype: torch.dtype
+    inputs: AttentionInputs, group: QueryGroup, rule: _Rule, shared: int, dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """Who sees whom: 0 or -inf, [b, 1, Q * shared, S], or [b, 1, 1, S] for Q = 1; None when every key is visible."""
-    if group.num_requests == 1 and group.query_len == 1 and (window is None or group.max_seq_len <= window):
+    """Who sees whom: 0 or -inf, [b, 1, Q * shared, S], or [b, 1, 1, S] where all rows see the same; None when every key
+    is visible."""
+    # Of a lone request the host knows the length exactly, so that no key behind it is read.
+    alike = group.query_len == 1 or not rule.causal
+    if group.num_requests == 1 and alike and (rule.window is None or group.max_seq_len <= rule.window):
         return None
-    key = (window, shared, dtype)
+    key = (rule, shared, dtype)
     mask = group.cache.get(key)
     if mask is None:
-        positions = inputs.positions[group.tokens].view(group.num_requests, 1, group.query_len, 1)
-        keys = torch.arange(group.max_seq_len, device=positions.device)
-        hidden = keys > positions
-        if window is not None:
-            hidden |= keys <= positions - window
+        hidden = _hidden(inputs, group, rule)
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
-        if group.query_len > 1 and shared > 1:
+        if mask.shape[2] > 1 and shared > 1:
             mask = mask.repeat_interleave(shared, 2)
         group.cache[key] = mask
     return mask
+
+
+def _hidden(inputs: AttentionInputs, group: QueryGroup, rule: _Rule) -> torch.Tensor:
+    """Keys that a row must not see, bool [b, 1, Q, S], or [b, 1, 1, S] where all rows see the same."""
+    positions = inputs.positions[group.tokens].view(group.num_requests, 1, group.query_len, 1)
+    keys = torch.arange(group.max_seq_len, device=positions.device)
+    if rule.causal:
+        hidden = keys > positions
+    else:
+        lengths = inputs.seq_len[group.first_request : group.first_request + group.num_requests]
+        hidden = keys >= lengths.view(-1, 1, 1, 1)
+    if rule.window is not None:
+        hidden = hidden | (keys <= positions - rule.window)
+        if not rule.causal:
+            hidden |= keys >= positions + rule.window
+    return hidden
 
 
 def _explicit(

@@ -31,6 +31,9 @@ def specflow_proposers() -> Sequence[Component]:
     """Drafting methods."""
     return [
         _component("ngram", "proposers.ngram", "NgramProposer", "NgramOptions", "repeats what followed an n-gram"),
+        _component(
+            "ngram_gpu", "proposers.ngram_gpu", "NgramGpuProposer", "NgramGpuOptions", "ngram, found on the device"
+        ),
         _component("suffix", "proposers.suffix", "SuffixProposer", "SuffixOptions", "repeats itself or past outputs"),
         _component(
             "draft_model",
@@ -38,6 +41,23 @@ def specflow_proposers() -> Sequence[Component]:
             "DraftModelProposer",
             "DraftModelOptions",
             "a smaller language model with the target's vocabulary",
+        ),
+        _component(
+            "pard", "proposers.pard", "PardProposer", "PardOptions", "a model trained to draft all tokens in one pass"
+        ),
+        _component(
+            "eagle3",
+            "proposers.eagle3",
+            "Eagle3Proposer",
+            "Eagle3Options",
+            "a small trained head drafts a chain from the target's hidden states",
+        ),
+        _component(
+            "dflash",
+            "proposers.dflash",
+            "DFlashProposer",
+            "DFlashOptions",
+            "a small trained head fills a block of drafts in one pass",
         ),
         _component(
             "custom_class",
@@ -52,6 +72,27 @@ def specflow_proposers() -> Sequence[Component]:
             "refuse",
             "ExtractHiddenStatesOptions",
             "vLLM's name; here: task=extract",
+        ),
+    ]
+
+
+@hookimpl
+def specflow_trainable_heads() -> Sequence[Component]:
+    """What `task=train` trains."""
+    return [
+        _component(
+            "eagle3",
+            "training.eagle3",
+            "Eagle3Training",
+            "Eagle3TrainingOptions",
+            "a decoder layer that drafts token by token from the target's hidden states",
+        ),
+        _component(
+            "dflash",
+            "training.dflash",
+            "DFlashTraining",
+            "DFlashTrainingOptions",
+            "a few layers that draft a block in one pass from the target's hidden states",
         ),
     ]
 
@@ -128,12 +169,20 @@ def specflow_workloads() -> Sequence[Component]:
     """Prompt sets."""
     return [
         _component("bundled", "workloads.bundled", "BundledWorkload", "BundledOptions", "the prompts in the package"),
+        _component(
+            "corpus",
+            "workloads.corpus",
+            "CorpusWorkload",
+            "CorpusOptions",
+            "beginnings of Python source, to train heads of the bundled model",
+        ),
         _component("jsonl", "workloads.jsonl", "JsonlWorkload", "JsonlOptions", "a file of prompts or conversations"),
         _benchmark("gsm8k", "Gsm8kWorkload", "grade-school mathematics"),
         _benchmark("math500", "Math500Workload", "competition mathematics"),
         _benchmark("humaneval", "HumanEvalWorkload", "Python functions to complete"),
         _benchmark("mbpp", "MbppWorkload", "Python tasks in a sentence"),
         _benchmark("mt_bench", "MtBenchWorkload", "two-turn conversations in eight categories"),
+        _benchmark("swe_bench", "SweBenchWorkload", "issues of Python repositories"),
         _benchmark("spec_bench", "SpecBenchWorkload", "six task families for speculative decoding"),
     ]
 
@@ -145,6 +194,13 @@ def specflow_tasks() -> Sequence[Component]:
         _component("bench", "tasks.bench", "BenchTask", "BenchOptions", "compare the proposer with plain decoding"),
         _component("generate", "tasks.generate", "GenerateTask", "GenerateOptions", "print answers to given prompts"),
         _component("verify", "tasks.verify", "VerifyTask", "VerifyOptions", "prove the composition lossless"),
+        _component(
+            "train",
+            "tasks.train",
+            "TrainTask",
+            "training.train_options:TrainOptions",
+            "train a drafting head for the target",
+        ),
         _component("extract", "tasks.extract", "ExtractTask", "ExtractOptions", "save the target's hidden states"),
         _component("plugins", "tasks.plugins", "PluginsTask", "PluginsOptions", "list every component and plugin"),
         _component(

@@ -20,6 +20,9 @@ class Kind(StrEnum):
     TRACKING = "tracking"
 
 
+TRAINABLE_HEAD = "trainable_head"  # a role, not a kind: no group of its own, chosen by the name of its proposer
+
+
 @dataclass(frozen=True)
 class Component:
     """One entry of a registry hook.

@@ -23,7 +23,7 @@ import pluggy
 from specflow.plugins.component import Component
 
 if TYPE_CHECKING:
-    from specflow.tracking.events import RequestRow, RunFinished, RunStarted, Series, StepRecord
+    from specflow.tracking.events import Point, RequestRow, RunFinished, RunStarted, Series, StepRecord
 
 PROJECT = "specflow"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -71,6 +71,12 @@ def specflow_trackers() -> Sequence[Component]:  # type: ignore[empty-body]
     """Where results go: factories of `specflow.tracking.base.Tracker`, listeners of the life cycle below."""
 
 
+@hookspec
+def specflow_trainable_heads() -> Sequence[Component]:  # type: ignore[empty-body]
+    """Heads that `task=train` trains: factories of `specflow.training.objective.TrainableHead`, each registered under
+    the name of the proposer that runs the result."""
+
+
 # -- configuration ------------------------------------------------------------------------------------------------
 @hookspec
 def specflow_config_dirs() -> Sequence[Path]:  # type: ignore[empty-body]
@@ -96,6 +102,11 @@ def specflow_step_finished(record: "StepRecord") -> None:
 @hookspec
 def specflow_request_finished(row: "RequestRow") -> None:
     """One request has ended; its row is final."""
+
+
+@hookspec
+def specflow_points_measured(points: "Sequence[Point]") -> None:
+    """A task measured something while it goes on: points of named curves, such as the loss of a training step."""
 
 
 @hookspec

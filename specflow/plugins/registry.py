@@ -15,7 +15,7 @@ import pluggy
 
 from specflow.errors import ConfigError, PluginError
 from specflow.plugins import hookspecs
-from specflow.plugins.component import Component, Kind
+from specflow.plugins.component import TRAINABLE_HEAD, Component, Kind
 from specflow.plugins.relay import LifeCycle, call_each
 from specflow.plugins.source import Problem, RegisteredComponent, Source
 from specflow.plugins.validation import check_hooks
@@ -23,7 +23,7 @@ from specflow.words import did_you_mean, valid_names
 
 __all__ = ["COMPONENT_HOOKS", "Problem", "RegisteredComponent", "Registry", "Source", "load_plugins"]
 
-COMPONENT_HOOKS: Mapping[str, Kind] = {
+COMPONENT_HOOKS: Mapping[str, Kind | str] = {
     "specflow_targets": Kind.TARGET,
     "specflow_proposers": Kind.PROPOSER,
     "specflow_samplers": Kind.SAMPLER,
@@ -32,6 +32,7 @@ COMPONENT_HOOKS: Mapping[str, Kind] = {
     "specflow_workloads": Kind.WORKLOAD,
     "specflow_tasks": Kind.TASK,
     "specflow_trackers": Kind.TRACKING,
+    "specflow_trainable_heads": TRAINABLE_HEAD,
 }
 _LISTENER = "listener"
 
@@ -125,13 +126,13 @@ class Registry:
     def components(self, kind: Kind | str) -> dict[str, RegisteredComponent]:
         """All components of a kind by name, built-in ones first. Names taken twice are listed in `problems`."""
         found: dict[str, RegisteredComponent] = {}
-        for item in self._of_kind(Kind(kind)):
+        for item in self._of_kind(_known(kind)):
             found.setdefault(item.component.name, item)
         return found
 
     def get(self, kind: Kind | str, name: str) -> RegisteredComponent:
         """The component of that name. Raises `ConfigError` if unknown and `PluginError` if two plugins claim it."""
-        kind = Kind(kind)
+        kind = _known(kind)
         matches = [item for item in self._of_kind(kind) if item.component.name == name]
         if len(matches) > 1:
             raise PluginError(_clash(matches))
@@ -141,7 +142,7 @@ class Registry:
         text = f"{kind}={name}: there is no {kind} of this name.{did_you_mean(name, names)}"
         raise ConfigError("\n".join([f"{text} Valid: {valid_names(name, names)}.", *self.failures()]))
 
-    def _of_kind(self, kind: Kind) -> list[RegisteredComponent]:
+    def _of_kind(self, kind: Kind | str) -> list[RegisteredComponent]:
         return [item for entry in self._plugins for item in entry.components if item.kind is kind]
 
     # -- configuration and problems --------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ class Registry:
         return [f"A plugin that may provide it failed: {problem}" for problem in self._load_problems if problem.failed]
 
     def _clashes(self) -> list[Problem]:
-        taken: dict[tuple[Kind, str], list[RegisteredComponent]] = {}
+        taken: dict[tuple[str, str], list[RegisteredComponent]] = {}
         for entry in self._plugins:
             for item in entry.components:
                 taken.setdefault((item.kind, item.component.name), []).append(item)
@@ -201,6 +202,11 @@ class Registry:
     def _source_of(self, plugin: Any) -> Source:
         known = {id(entry.plugin): entry.source for entry in self._plugins} | self._listeners
         return known.get(id(plugin), Source(repr(plugin), "unknown", "unknown"))
+
+
+def _known(kind: Kind | str) -> Kind | str:
+    """The kind, or the one role beside the kinds. ValueError for any other word."""
+    return kind if kind == TRAINABLE_HEAD else Kind(kind)
 
 
 def _clash(items: list[RegisteredComponent]) -> str:

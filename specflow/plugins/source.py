@@ -39,7 +39,7 @@ class Problem:
 class RegisteredComponent:
     """A component and the plugin that registered it. Nothing is imported before it is needed."""
 
-    kind: Kind
+    kind: Kind | str  # or the role `TRAINABLE_HEAD`
     component: Component
     source: Source
 
@@ -66,9 +66,12 @@ class RegisteredComponent:
         """Import the options dataclass; raises `PluginError` likewise."""
         return self._import(self.component.load_options)
 
-    def check(self, values: Mapping[str, Any]) -> Any:
-        """The options made from a configuration node; raises `ConfigError` (see `specflow.options`)."""
-        return build_options(self.load_options(), values, str(self.kind))
+    def check(self, values: Mapping[str, Any], where: str | None = None) -> Any:
+        """The options made from a configuration node; raises `ConfigError` (see `specflow.options`).
+
+        where: path of the node when it is not the one of the kind.
+        """
+        return build_options(self.load_options(), values, where or str(self.kind))
 
     def build(self, values: Mapping[str, Any]) -> Any:
         """The component itself, with the options checked first."""

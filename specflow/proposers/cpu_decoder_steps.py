@@ -53,8 +53,8 @@ class CpuDecoderSteps:
         embedding = decoder.weights.embedding
         return embedding.device.type == "cpu" and embedding.dtype == torch.float32
 
-    def run(self, token_ids: torch.Tensor, first: np.ndarray, block_table: np.ndarray) -> torch.Tensor:
-        """Run T = R * q tokens [T] int64, request after request; logits of the last one of each, [R, V].
+    def run(self, token_ids: torch.Tensor, first: np.ndarray, block_table: np.ndarray, wanted: int = 1) -> torch.Tensor:
+        """Run T = R * q tokens [T] int64, request after request; logits of the last `wanted` of each, [R * wanted, V].
 
         first [R] int64: position of the first token of each request; negative ones count as 0.
         block_table [R, max_blocks] int64.
@@ -68,7 +68,7 @@ class CpuDecoderSteps:
             delta = gated(normed, layer.weights)
         per_request = len(token_ids) // len(first)
         normed = add_norm(hidden, delta, self._final_norm, self._eps)
-        return normed[per_request - 1 :: per_request] @ self._weights.head
+        return normed.unflatten(0, (-1, per_request))[:, per_request - wanted :].flatten(0, 1) @ self._weights.head
 
     def _attend(self, normed: torch.Tensor, layer: _Layer, first: np.ndarray, block_table: np.ndarray) -> torch.Tensor:
         weights = layer.weights

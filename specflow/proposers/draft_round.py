@@ -1,11 +1,11 @@
-"""One round of autoregressive drafting: which positions its passes feed, and how they are run.
+"""One round of drafting: which positions its passes feed, and how they are run.
 
-A round first feeds the last two committed tokens of each request, then one draft at a time. Two tokens cover both a
-partly accepted round, whose last kept draft is already in the pages (writing it again changes nothing), and a fully
-accepted one, whose last draft was never fed; so every round has the same shapes and no branch.
+A round first feeds the newest committed tokens of each request again, whatever the last round left in the pages, then
+its drafts or masks. How many is the same for every request and round, so shapes never change and nothing branches.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,59 +17,80 @@ from specflow.proposers.base import ProposeContext
 from specflow.proposers.cpu_decoder_steps import CpuDecoderSteps
 from specflow.proposers.decoder import Decoder, DecoderInputs
 
-CATCH_UP = 2  # committed tokens fed at the start of a round
+
+@dataclass(frozen=True)
+class RoundShape:
+    """How many tokens of each request a round feeds."""
+
+    catch_up: int  # committed tokens at its start, the anchor last
+    past_anchor: int  # tokens behind the anchor: drafts or masks
+    kept: int  # of those, how many have right keys and values if they turn out to be accepted
 
 
 class DraftRound(ABC):
     """The passes of one round over the R requests of a context."""
 
-    def __init__(self, context: ProposeContext) -> None:
-        self._context = context
+    def __init__(self, context: ProposeContext, shape: RoundShape) -> None:
+        self._context, self._shape = context, shape
 
     def catch_up(self) -> torch.Tensor:
-        """Feed the last two committed tokens of each request; logits of the newest, [R, V]."""
-        context = self._context
-        columns = self.positions(0, CATCH_UP)
-        ids = context.token_table[context.slots.unsqueeze(1), columns].flatten()
-        return self.feed(ids, 0, CATCH_UP)
+        """Feed the newest committed tokens of each request; logits of the anchor, [R, V]."""
+        return self.feed(self._committed().flatten(), 0, self._shape.catch_up)
 
     def step(self, index: int, token_ids: torch.Tensor) -> torch.Tensor:
         """Feed draft number `index` (from 1) of each request, token_ids [R] int64; logits [R, V]."""
-        return self.feed(token_ids, CATCH_UP + index - 1, 1)
+        return self.feed(token_ids, self._shape.catch_up + index - 1, 1)
+
+    def all_at_once(self, filler: torch.Tensor) -> torch.Tensor:
+        """Feed the newest committed tokens and behind the anchor the token `filler` (int64 [1]), as often as the round
+        has room; logits of the anchor and of every filler, [R, past_anchor + 1, V]."""
+        committed = self._committed()
+        fillers = filler.expand(len(committed), self._shape.past_anchor)
+        ids = torch.cat([committed, fillers], 1)
+        wanted = self._shape.past_anchor + 1
+        return self.feed(ids.flatten(), 0, ids.shape[1], wanted).unflatten(0, (-1, wanted))
+
+    def _committed(self) -> torch.Tensor:
+        """The newest committed tokens, [R, catch_up] int64; the first one again where a request has fewer."""
+        columns = self.positions(0, self._shape.catch_up)
+        return self._context.token_table[self._context.slots.unsqueeze(1), columns]
 
     @abstractmethod
     def positions(self, offset: int, width: int) -> torch.Tensor:
-        """Positions [R, width] int64 from `offset` past the second last committed token; none below 0."""
+        """Positions [R, width] int64 from `offset` past the round's first one; none below 0."""
 
     @abstractmethod
-    def feed(self, token_ids: torch.Tensor, offset: int, width: int) -> torch.Tensor:
-        """Run `width` tokens of each request, request after request, at `positions`; logits of the last, [R, V]."""
+    def feed(self, token_ids: torch.Tensor, offset: int, width: int, wanted: int = 1) -> torch.Tensor:
+        """Run `width` tokens of each request, request after request, at `positions`; logits of the last `wanted` of
+        each, [R * wanted, V]."""
 
 
 class TorchRound(DraftRound):
     """On any device, through the plain decoder. Positions, slots and rotary entries are made once for all passes."""
 
-    def __init__(self, context: ProposeContext, decoder: Decoder, num_drafts: int) -> None:
-        """Positions run to num_tokens + K - 2, for which the block table must have columns; those without a block
-        hold 0, the block nobody reads."""
-        super().__init__(context)
+    def __init__(self, context: ProposeContext, shape: RoundShape, decoder: Decoder) -> None:
+        """The block table must have columns for every position; those without a block hold 0, the block nobody
+        reads. Where a request has fewer tokens than the catch-up feeds, the surplus ones are written there too."""
+        super().__init__(context, shape)
         self._decoder = decoder
-        offsets = torch.arange(-CATCH_UP, num_drafts - 1, device=context.slots.device)
-        self._positions = (context.num_tokens.unsqueeze(1) + offsets).clamp_(min=0)  # [R, K+1]
+        offsets = torch.arange(-shape.catch_up, shape.past_anchor, device=context.slots.device)
+        places = context.num_tokens.unsqueeze(1) + offsets  # [R, catch_up + past_anchor]
+        self._positions = places.clamp(min=0)
         size = decoder.block_size
         blocks = context.block_table.gather(1, self._positions // size)
-        self._slots = torch.add(self._positions % size, blocks, alpha=size)  # [R, K+1]
+        slots = torch.add(self._positions % size, blocks, alpha=size)
+        self._slots = slots.masked_fill_(places < 0, 0)
         self._rows = decoder.rotary.rows(self._positions.flatten()).unflatten(0, self._positions.shape)
 
     def positions(self, offset: int, width: int) -> torch.Tensor:
         """See `DraftRound.positions`."""
         return self._positions[:, offset : offset + width]
 
-    def feed(self, token_ids: torch.Tensor, offset: int, width: int) -> torch.Tensor:
+    def feed(self, token_ids: torch.Tensor, offset: int, width: int, wanted: int = 1) -> torch.Tensor:
         """See `DraftRound.feed`."""
         columns = slice(offset, offset + width)
         positions = self._positions[:, columns]
-        longest = self._context.host.num_tokens - CATCH_UP + offset + width
+        longest = self._context.host.num_tokens - self._shape.catch_up + offset + width
         group = QueryGroup(0, len(positions), 0, width, max(int(longest.max()), 1), None)
         attention = AttentionInputs(
             positions=positions.flatten(),
@@ -79,26 +100,29 @@ class TorchRound(DraftRound):
             groups=(group,),
         )
         hidden = self._decoder.forward(token_ids, DecoderInputs(attention, self._rows[:, columns].flatten(0, 1)))
-        return self._decoder.logits(hidden[width - 1 :: width])
+        return self._decoder.logits(hidden.unflatten(0, (-1, width))[:, width - wanted :].flatten(0, 1))
 
 
 class CpuRound(DraftRound):
-    """On a CPU in float32, through compiled kernels that find slots and rotary entries themselves."""
+    """On a CPU in float32, through compiled kernels that find slots and rotary entries themselves.
 
-    def __init__(self, context: ProposeContext, steps: CpuDecoderSteps) -> None:
-        super().__init__(context)
+    Surplus tokens of a request shorter than the catch-up are its first token at position 0, written as it is anyway.
+    """
+
+    def __init__(self, context: ProposeContext, shape: RoundShape, steps: CpuDecoderSteps) -> None:
+        super().__init__(context, shape)
         self._steps = steps
         self._block_table = context.host.block_table
-        self._first = context.host.num_tokens - CATCH_UP
+        self._first = context.host.num_tokens - shape.catch_up
 
     def positions(self, offset: int, width: int) -> torch.Tensor:
         """See `DraftRound.positions`."""
         columns = self._first[:, None] + np.arange(offset, offset + width)
         return torch.from_numpy(np.maximum(columns, 0))
 
-    def feed(self, token_ids: torch.Tensor, offset: int, width: int) -> torch.Tensor:
+    def feed(self, token_ids: torch.Tensor, offset: int, width: int, wanted: int = 1) -> torch.Tensor:
         """See `DraftRound.feed`."""
-        return self._steps.run(token_ids, self._first + offset, self._block_table)
+        return self._steps.run(token_ids, self._first + offset, self._block_table, wanted)
 
 
 def chunk_inputs(

@@ -12,7 +12,7 @@ SampleMethod = Literal["greedy", "probabilistic"]
 
 
 class DraftSampler:
-    """Draws the K drafts of a round, one call per position.
+    """Draws the K drafts of a round, one call per position or one for all.
 
     greedy: the highest logit, the lowest id among equals; the law is one-hot and not stored.
     probabilistic: softmax(logits / temperature), the request's filters applied, by Gumbel argmax with noise that is a
@@ -72,6 +72,14 @@ class DraftSampler:
             one_hot = torch.full_like(scaled, float("-inf")).scatter_(1, best.unsqueeze(1), 0.0)
             self._store[: len(ids), index, : logits.shape[1]] = torch.where(self._greedy_rows, one_hot, scaled)
         return ids
+
+    def choose_all(self, logits: torch.Tensor) -> torch.Tensor:
+        """All drafts of each request at once, [R, K] int64, from logits [R, K, V'] that depend on no draft."""
+        if not self._sampled:
+            self._peaks += logits.amax(-1).unbind(1)
+            return lowest_argmax(logits)
+        # One column after the other: the noise of a single one takes several times the memory of its logits.
+        return torch.stack([self.choose(index, column) for index, column in enumerate(logits.unbind(1))], 1)
 
     def usable(self) -> torch.Tensor:
         """Leading drafts of each request whose logits were finite at the top, [R] int64."""

@@ -41,27 +41,50 @@ def feature_rows(context: ProposeContext, block_size: int, width: int, name: str
     reads. Elsewhere, and with prompt chunks, only rows that exist are there.
     """
     features = features_of(context, name)
+    if context.slots.device.type != "cpu" and int(context.host.chunk_len.max(initial=0)) <= width:
+        return _static_rows(context, features, block_size, width)
+    return _exact_rows(context, features, block_size)
+
+
+def _exact_rows(context: ProposeContext, features: Features, block_size: int) -> FeatureRows:
+    """The rows that exist. Where they stand is known to the host, and arithmetic on a few numbers is fastest there."""
     host, device = context.host, context.slots.device
-    uniform = device.type != "cpu" and int(host.chunk_len.max(initial=0)) <= width
-    lengths = np.full(len(host.slots), width, dtype=np.int64) if uniform else host.chunk_len
+    starts = np.cumsum(host.chunk_len) - host.chunk_len
+    owners = np.repeat(np.arange(len(starts)), host.chunk_len)
+    step = np.arange(len(owners)) - starts[owners]
+    positions = host.chunk_start[owners] + step
+    slots = host.block_table[owners, positions // block_size] * block_size + positions % block_size
+    on_device = [torch.from_numpy(part).to(device) for part in (owners, step, positions, slots)]
+    attention = _attention(context, on_device[2], on_device[3], host.chunk_len, block_size)
+    rows = features.start.index_select(0, on_device[0]) + on_device[1]
+    return FeatureRows(rows, on_device[0], torch.from_numpy(starts + host.chunk_len - 1).to(device), attention)
+
+
+def _static_rows(context: ProposeContext, features: Features, block_size: int, width: int) -> FeatureRows:
+    """`width` rows for each request."""
+    host, device = context.host, context.slots.device
+    lengths = np.full(len(host.slots), width, dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     host_owners = np.repeat(np.arange(len(lengths)), lengths)
     owners = torch.from_numpy(host_owners).to(device)
     step = torch.from_numpy(np.arange(lengths.sum()) - starts[host_owners]).to(device)
     kept = features.num_valid[owners]
-    within = torch.minimum(step, kept - 1)
-    rows = features.start[owners] + within
+    rows = features.start[owners] + torch.minimum(step, kept - 1)
     positions = features.positions[rows]
     slots = context.block_table[owners, positions // block_size] * block_size + positions % block_size
-    if uniform:
-        slots = torch.where(step < kept, slots, positions % block_size)
-    ends = host.chunk_start + host.chunk_len
-    attention = AttentionInputs(
+    slots = torch.where(step < kept, slots, positions % block_size)
+    last = torch.from_numpy(starts).to(device) + features.num_valid - 1
+    return FeatureRows(rows, owners, last, _attention(context, positions, slots, lengths, block_size))
+
+
+def _attention(
+    context: ProposeContext, positions: torch.Tensor, slots: torch.Tensor, lengths: np.ndarray, block_size: int
+) -> AttentionInputs:
+    ends = context.host.chunk_start + context.host.chunk_len
+    return AttentionInputs(
         positions=positions,
         slot_mapping=slots,
         block_table=context.block_table,
-        seq_len=torch.from_numpy(ends).to(device),
-        groups=plan_groups(lengths, ends, host.block_table, block_size),
+        seq_len=torch.from_numpy(ends).to(context.slots.device),
+        groups=plan_groups(lengths, ends, context.host.block_table, block_size),
     )
-    last = torch.from_numpy(starts).to(device) + features.num_valid - 1
-    return FeatureRows(rows, owners, last, attention)

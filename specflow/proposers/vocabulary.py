@@ -1,8 +1,19 @@
-"""Do two tokenizers mean the same by every id? Sizes alone do not tell."""
+"""Vocabularies of target and drafter: do both mean the same by every id, and what if the drafter says only some?"""
 
 from typing import Any
 
+import torch
+
 from specflow.errors import ConfigError
+
+
+def over_all_ids(logits: torch.Tensor, ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Logits [..., Vd] of a drafter that says only `ids` [Vd] int64, over the target's vocabulary, [..., V].
+
+    Ids that it cannot say get -inf.
+    """
+    whole = logits.new_full((*logits.shape[:-1], vocab_size), float("-inf"))
+    return whole.index_copy_(-1, ids, logits)
 
 
 def check_same_vocabulary(

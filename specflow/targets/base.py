@@ -30,6 +30,7 @@ class TargetFacts:
     num_parameters: int
     checkpoint_hash: str  # short hash of the weights in memory
     kv_bytes_per_token: int  # over all layers
+    mask_token_id: int | None = None  # the tokenizer's, if it has one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +83,11 @@ class Target(ABC):
     @abstractmethod
     def describe(self) -> dict[str, str]:
         """What really ran: attention, experts, dtype, weights; shown in the report."""
+
+
+def lent_tables(target: Target) -> TokenTables | None:
+    """The target's tables, None when it has none to lend: a head that ships its own does not need them."""
+    try:
+        return target.token_tables()
+    except UnsupportedModelError:
+        return None

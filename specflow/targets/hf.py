@@ -91,6 +91,7 @@ class HfTarget(Target):
             num_parameters=model.num_parameters(),
             checkpoint_hash=digest,
             kv_bytes_per_token=values * model.dtype.itemsize,
+            mask_token_id=self.tokenizer.mask_token_id,
         )
 
     def attach(self, limits: EngineLimits, taps: Taps) -> None:

@@ -17,10 +17,14 @@ from specflow.targets.base import Taps
 
 
 class TapHooks:
-    """Hooks of one engine; after each forward pass they hold its hidden states."""
+    """Hooks of one engine; after each forward pass they hold its hidden states.
 
-    def __init__(self, model: PreTrainedModel, taps: Taps) -> None:
+    A packed pass has a batch axis of one, which is left out: [T, E]. With `batched` it stays: [B, T, E].
+    """
+
+    def __init__(self, model: PreTrainedModel, taps: Taps, batched: bool = False) -> None:
         """Install the hooks. Raises `ConfigError` for a layer the model does not have."""
+        self._batched = batched
         layers = facts.decoder_layers(model)
         assert layers is not None
         self.hidden: dict[int, torch.Tensor] = {}  # layer -> [T, E]
@@ -40,16 +44,19 @@ class TapHooks:
             return layers[0].register_forward_pre_hook(self._keep_input, with_kwargs=True)
 
         def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            self.hidden[layer] = (output if isinstance(output, torch.Tensor) else output[0])[0]
+            self.hidden[layer] = self._rows(output if isinstance(output, torch.Tensor) else output[0])
 
         return layers[layer].register_forward_hook(keep)
 
     def _keep_input(self, _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         states = inputs[0] if inputs else keywords["hidden_states"]
-        self.hidden[-1] = states[0]
+        self.hidden[-1] = self._rows(states)
 
     def _keep_last(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        self.last_hidden = output.last_hidden_state[0]
+        self.last_hidden = self._rows(output.last_hidden_state)
+
+    def _rows(self, states: torch.Tensor) -> torch.Tensor:
+        return states if self._batched else states[0]
 
     def remove(self) -> None:
         """Take the hooks out and drop the tensors; safe to call twice."""

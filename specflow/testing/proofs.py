@@ -34,9 +34,15 @@ class RandomLengths(Proposer):
 
     def __init__(self, inner: Proposer) -> None:
         self.inner, self.active = inner, False
-        self.name, self.num_speculative_tokens = inner.name, inner.num_speculative_tokens
+        self.name = inner.name
         # What is not changed is the inner proposer's own.
-        self.load, self.attach, self.start, self.finish = inner.load, inner.attach, inner.start, inner.finish  # type: ignore[method-assign]
+        self.load, self.attach = inner.load, inner.attach  # type: ignore[method-assign]
+        self.start, self.finish, self.reset = inner.start, inner.finish, inner.reset  # type: ignore[method-assign]
+
+    @property
+    def num_speculative_tokens(self) -> int:  # type: ignore[override]
+        """The inner proposer's, which some know only once they are loaded."""
+        return self.inner.num_speculative_tokens
 
     def requirements(self) -> Requirements:
         """The inner proposer's."""

@@ -1,11 +1,11 @@
-"""Where the bundled models are: `zoo:target` and `zoo:draft` name folders inside the package."""
+"""Where the bundled models are: `zoo:target`, `zoo:draft`, … name folders inside the package."""
 
 from pathlib import Path
 
 from specflow.errors import ConfigError
 
 PREFIX = "zoo:"
-NAMES = ("target", "draft")
+NAMES = ("target", "draft", "pard", "eagle3", "dflash")
 
 
 def model_folder(name: str) -> Path:

@@ -11,6 +11,7 @@ from specflow.core.sampling_params import SamplingParams
 from specflow.engine.engine import Engine
 from specflow.errors import ConfigError, PromptError
 from specflow.proposers.ngram import NgramOptions, NgramProposer
+from specflow.proposers.ngram_gpu import NgramGpuOptions, NgramGpuProposer
 from specflow.testing.conformance import assert_idle, assert_lossless, assert_same
 from specflow.testing.proposers import NoiseProposer
 from tests.engine.helpers import PROMPTS, make_engine, oracle_engine, plain
@@ -35,7 +36,9 @@ def watch_positions(engine: Engine) -> list[int]:
 def test_drafts_stop_at_the_context_limit(llama_folder: Path, length: int) -> None:
     """C48: same tokens and finish reason as plain decoding; no position past the last one is fed."""
     prompt = [(7 * i) % 300 + 1 for i in range(length)]
-    for proposer in (NoiseProposer(8, 384), NgramProposer(NgramOptions(num_speculative_tokens=8, prompt_lookup_max=2))):
+    lookup = {"num_speculative_tokens": 8, "prompt_lookup_max": 2}
+    host, device = NgramProposer(NgramOptions(**lookup)), NgramGpuProposer(NgramGpuOptions(**lookup))
+    for proposer in (NoiseProposer(8, 384), host, device):
         engine = make_engine(llama_folder, proposer)
         highest = watch_positions(engine)
         output = assert_lossless(engine, [prompt], FREE)[0]

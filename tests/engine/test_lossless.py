@@ -6,12 +6,19 @@ import pytest
 
 from specflow.core.sampling_params import SamplingParams
 from specflow.errors import ProposerError
+from specflow.proposers.base import Proposer
 from specflow.proposers.ngram import NgramOptions, NgramProposer
+from specflow.proposers.ngram_gpu import NgramGpuOptions, NgramGpuProposer
 from specflow.testing.conformance import assert_idle, assert_lossless, assert_same
 from specflow.testing.proposers import CallbackProposer, NoiseProposer
 from tests.engine.helpers import PROMPTS, generate_by_transformers, make_engine, oracle_engine, plain
 
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
+
+
+def prompt_lookup(name: str, **options: int) -> Proposer:
+    """Prompt lookup on the host or on the device."""
+    return NgramProposer(NgramOptions(**options)) if name == "ngram" else NgramGpuProposer(NgramGpuOptions(**options))
 
 
 def test_plain_decoding_equals_transformers(llama_folder: Path) -> None:
@@ -56,12 +63,13 @@ def test_ragged_acceptance_in_one_batch(llama_folder: Path) -> None:
         assert_same([batched[index]], alone)
 
 
-def test_rows_with_and_without_drafts_mix(llama_folder: Path) -> None:
+@pytest.mark.parametrize("name", ["ngram", "ngram_gpu"])
+def test_rows_with_and_without_drafts_mix(llama_folder: Path, name: str) -> None:
     """C06: ngram finds repeats in some prompts only; order of the rows does not matter."""
     repeated = [[1, 2, 3, 4] * 4, [9, 9, 9, 9, 9, 9], [50, 60, 50, 60, 50, 60]]
     distinct = [list(range(100 + 10 * i, 108 + 10 * i)) for i in range(3)]
     prompts = [prompt for pair in zip(repeated, distinct, strict=True) for prompt in pair]
-    engine = make_engine(llama_folder, NgramProposer(NgramOptions(num_speculative_tokens=4, prompt_lookup_max=2)))
+    engine = make_engine(llama_folder, prompt_lookup(name, num_speculative_tokens=4, prompt_lookup_max=2))
     outputs = assert_lossless(engine, prompts, GREEDY)
     assert any(output.drafted for output in outputs)
     shuffled = [4, 2, 0, 5, 3, 1]
@@ -107,9 +115,10 @@ def test_a_raising_proposer_fails_by_name_and_leaves_no_trace(llama_folder: Path
     assert_lossless(engine, PROMPTS, GREEDY)
 
 
-def test_highly_repetitive_prompt(llama_folder: Path) -> None:
+@pytest.mark.parametrize("name", ["ngram", "ngram_gpu"])
+def test_highly_repetitive_prompt(llama_folder: Path, name: str) -> None:
     """C01 on a tiny model: long repetition, ngram 2 to 5."""
-    proposer = NgramProposer(NgramOptions(num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=5))
+    proposer = prompt_lookup(name, num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=5)
     assert_lossless(make_engine(llama_folder, proposer), [[33] * 48, [33, 34] * 24], SamplingParams(max_tokens=64))
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from specflow.core.draft import Verdict, VerifyInputs
+from specflow.core.limits import EngineLimits
 from specflow.core.sampling_params import SamplingParams
 from specflow.engine.losslessness import find_differences
 from specflow.engine.outputs import RequestOutput
@@ -14,6 +16,7 @@ from specflow.errors import ConfigError
 from specflow.proposers.base import Proposer
 from specflow.proposers.draft_model import DraftModelOptions, DraftModelProposer
 from specflow.proposers.ngram import NgramOptions, NgramProposer
+from specflow.proposers.pard import PardOptions, PardProposer
 from specflow.samplers.base import Sampler
 from specflow.samplers.block import BlockOptions, BlockSampler
 from specflow.samplers.coupled import CoupledOptions, CoupledSampler
@@ -32,7 +35,7 @@ SAMPLERS = {
     "coupled": lambda: CoupledSampler(CoupledOptions()),
     "block": lambda: BlockSampler(BlockOptions()),
 }
-METHODS = ["ngram", "greedy", "probabilistic"]
+METHODS = ["ngram", "greedy", "probabilistic", "pard"]
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +63,8 @@ def make_proposer(method: str, folder: Path, num_drafts: int) -> Proposer:
     if method == "ngram":
         return NgramProposer(NgramOptions(num_speculative_tokens=num_drafts, prompt_lookup_min=1, prompt_lookup_max=3))
     options = {"path": str(folder), "num_speculative_tokens": num_drafts, "draft_sample_method": method}
+    if method == "pard":
+        return PardProposer(PardOptions(**options | {"draft_sample_method": "probabilistic", "mask_token_id": 1}))
     return DraftModelProposer(DraftModelOptions(**options))
 
 
@@ -315,3 +320,38 @@ def test_nan_logits_never_leave_the_vocabulary() -> None:
 
         tokens = make().verify(rows, make_inputs(torch.tensor([[1, 2]]))).token_ids
         assert ((tokens >= -1) & (tokens < 8)).all()
+
+
+# -- a sampler that divides by the temperature itself --------------------------------------------------------------
+class Divides(StandardSampler):
+    """What the Triton kernels do with raw logits, in torch; counts what it is given."""
+
+    def configure(self, limits: EngineLimits) -> None:
+        super().configure(limits)
+        self.applies_temperature = True
+        self.seen: Counter[bool] = Counter()
+
+    def verify(self, logits: torch.Tensor, inputs: VerifyInputs) -> Verdict:
+        self.seen[inputs.scaled] += 1
+        if not inputs.scaled:
+            heat = torch.where(inputs.temperature == 0, 1.0, inputs.temperature)
+            logits = logits / heat.repeat_interleave(inputs.cu_rows.diff()).unsqueeze(1)
+        return super().verify(logits, inputs)
+
+
+@pytest.mark.parametrize(("options", "scaled"), [({}, False), ({"top_k": 30}, True), ({"presence_penalty": 0.4}, True)])
+def test_logits_are_raw_only_where_temperature_is_all_there_is(
+    llama_folder: Path, options: dict[str, float], scaled: bool
+) -> None:
+    """One request with another option makes the whole step processed; the tokens are the same either way."""
+    sampling = [
+        *seeded(2, temperature=0.7),
+        *seeded(1, temperature=0.0),
+        *seeded(1, temperature=1.3, max_tokens=16, **options),
+    ]
+    sampler = Divides(StandardOptions())
+    found = make_engine(llama_folder, NoiseProposer(3, 384), sampler).generate(PROMPTS, sampling)
+    expected = make_engine(llama_folder, NoiseProposer(3, 384)).generate(PROMPTS, sampling)
+    assert_same(_renamed(found, expected), expected)
+    assert sampler.seen[scaled] > 5
+    assert not sampler.seen[True] or scaled

@@ -20,6 +20,7 @@ def dense(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    causal: bool = True,
 ) -> torch.Tensor:
     """One head, one token at a time, straight from the definition."""
     count, heads = query.shape[:2]
@@ -28,7 +29,10 @@ def dense(
     for token in range(count):
         position = length - count + token
         first = 0 if window is None else max(0, position - window + 1)
-        seen = slice(first, position + 1)
+        last = position + 1
+        if not causal:
+            last = length if window is None else min(length, position + window)
+        seen = slice(first, last)
         for head in range(heads):
             scores = keys[seen, head // shared].double() @ query[token, head].double() * scale
             if softcap is not None:
@@ -100,6 +104,9 @@ RULES = {
     "softcap": {"softcap": 2.0},
     "sinks": {"sinks": True},
     "all": {"window": 5, "softcap": 3.0, "sinks": True},
+    "both ways": {"causal": False},
+    "both ways in a window": {"causal": False, "window": 3},
+    "both ways, all": {"causal": False, "window": 5, "softcap": 3.0, "sinks": True},
 }
 
 
@@ -126,16 +133,28 @@ def test_keys_and_values_of_different_size(step: str) -> None:
     torch.testing.assert_close(found.double(), paged.expected(0.2), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 20])
-def test_long_chunk(window: int | None) -> None:
+def test_long_chunk(window: int | None, causal: bool) -> None:
     """Past the length where heads are folded, for one request and for two."""
     for spans in ([(90, 100)], [(70, 70), (70, 95)]):
         paged = Paged(spans, (4, 2), (8, 8), "scattered")
-        rules = {} if window is None else {"window": window}
-        found = paged_attention(
-            paged.query, paged.key_pages, paged.value_pages, paged.inputs(), scale=0.3, window=window
-        )
+        rules = {"window": window, "causal": causal}
+        found = paged_attention(paged.query, paged.key_pages, paged.value_pages, paged.inputs(), scale=0.3, **rules)
         torch.testing.assert_close(found.double(), paged.expected(0.3, **rules), rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_see_their_own_length_and_nothing_stale() -> None:
+    """Behind a short request's last key stand old ones, of its own blocks and of the longest neighbour's length."""
+    paged = Paged([(3, 5), (3, 19), (3, 6)], (4, 2), (8, 8), "scattered")
+    for row, end in enumerate(paged.ends):
+        stale = np.arange(end, paged.table.shape[1] * BLOCK)
+        slots = torch.from_numpy(paged.table[row, stale // BLOCK] * BLOCK + stale % BLOCK)
+        write_pages(paged.key_pages, slots, torch.full((len(stale), 2, 8), -30.0))
+        write_pages(paged.value_pages, slots, torch.full((len(stale), 2, 8), 1e6))
+    inputs = paged.inputs()
+    found = paged_attention(paged.query, paged.key_pages, paged.value_pages, inputs, scale=0.3, causal=False)
+    torch.testing.assert_close(found.double(), paged.expected(0.3, causal=False), rtol=1e-4, atol=1e-5)
 
 
 def test_query_may_be_strided() -> None:
@@ -158,7 +177,8 @@ def test_one_step_serves_layers_with_different_rules() -> None:
     """Masks are kept for the step; layers with another window, grouping or dtype must not get each other's."""
     paged = Paged(STEPS["mixed"], (4, 4), (16, 16), "scattered")
     inputs = paged.inputs()
-    for rules in ({}, {"window": 4}, {"window": 7}, {"softcap": 2.0}, {"window": 4}):
+    both = {"causal": False}
+    for rules in ({}, both, {"window": 4}, {"window": 7}, both | {"window": 4}, {"softcap": 2.0}, {"window": 4}):
         found = paged_attention(paged.query, paged.key_pages, paged.value_pages, inputs, scale=0.3, **rules)
         torch.testing.assert_close(found.double(), paged.expected(0.3, **rules), rtol=1e-4, atol=1e-5)
     halved = [tensor.bfloat16() for tensor in (paged.query, paged.key_pages, paged.value_pages)]

@@ -93,7 +93,7 @@ def test_each_registry_is_its_own() -> None:
 def test_unknown_name_lists_the_nearest_first() -> None:
     with pytest.raises(ConfigError) as caught:
         load_plugins(only="").get("proposer", "ngrm")
-    assert "Did you mean ngram?" in str(caught.value)
+    assert "Did you mean ngram" in str(caught.value)
     valid = str(caught.value).split("Valid: ")[1]
     assert valid.startswith("ngram, ")
     assert "draft_model" in valid

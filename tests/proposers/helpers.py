@@ -13,7 +13,12 @@ from specflow.core.draft import Draft
 from specflow.core.limits import EngineLimits
 from specflow.proposers.base import HostView, ProposeContext
 from specflow.proposers.draft_model import DraftModelOptions, DraftModelProposer
+from specflow.proposers.pard import PardOptions, PardProposer
 
+METHODS: dict[str, tuple[Any, Any]] = {
+    "draft_model": (DraftModelProposer, DraftModelOptions),
+    "pard": (PardProposer, PardOptions),
+}
 BLOCK = 4
 SLOTS = 4
 MAX_LEN = 64
@@ -55,15 +60,22 @@ class Row:
 
 
 class Bench:
-    """A draft model proposer with tables and blocks, driven step by step."""
+    """A proposer that is a language model, with tables and blocks, driven step by step."""
 
     def __init__(
-        self, folder: Path, k: int = 4, shuffled: bool = True, vocab: int | None = None, **options: Any
+        self,
+        folder: Path,
+        k: int = 4,
+        shuffled: bool = True,
+        vocab: int | None = None,
+        method: str = "draft_model",
+        **options: Any,
     ) -> None:
         self.k = k
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         vocab = vocab or self.model.config.vocab_size
-        self.proposer = DraftModelProposer(DraftModelOptions(path=str(folder), num_speculative_tokens=k, **options))
+        make, schema = METHODS[method]
+        self.proposer = make(schema(path=str(folder), num_speculative_tokens=k, **options))
         target = fake_target(folder, vocab)
         self.proposer.load(target, SimpleNamespace(device=torch.device("cpu")))
         self.limits = make_limits(k, vocab, self.proposer.requirements().lookahead_tokens)
@@ -91,6 +103,15 @@ class Bench:
             for _ in range(count or self.k):
                 tokens.append(int(self.model(torch.tensor([tokens])).logits[0, -1].argmax()))
         return tokens[first:]
+
+    def parallel_logits(self, tokens: list[int], mask: int) -> torch.Tensor:
+        """The same with masks in place of drafts: logits [K, V] of the last token and of K-1 masks behind it."""
+        with torch.no_grad():
+            return self.model(torch.tensor([[*tokens, *[mask] * (self.k - 1)]])).logits[0, len(tokens) - 1 :]
+
+    def parallel(self, tokens: list[int], mask: int) -> list[int]:
+        """The likeliest of them."""
+        return self.parallel_logits(tokens, mask).argmax(-1).tolist()
 
 
 def make_context(table: np.ndarray, blocks: np.ndarray, rows: tuple[Row, ...]) -> ProposeContext:

@@ -30,7 +30,7 @@ def bench(request: pytest.FixtureRequest, folder: Path) -> Bench:
     """Both ways of running the steps."""
     found = Bench(folder, K)
     if request.param == "torch":
-        found.proposer._steps = None
+        found.proposer._pages.steps = None
     return found
 
 
@@ -137,7 +137,7 @@ def test_a_slot_is_used_again(bench: Bench) -> None:
     """After pre-emption or the end of a request nothing of the slot's last owner counts."""
     bench.start(0)
     bench.step(Row(0, [*PROMPT, 44], (0, len(PROMPT)), K))
-    bench.proposer.finish("request-0", 0)
+    bench.proposer.finish("request-0", 0, [])
     bench.start(0)
     tokens = [3, 1, 4, 1, 5, 9, 2, 6, 5]
     assert ids_of(bench.step(Row(0, tokens, (0, 8), K))) == bench.greedy(tokens)
@@ -318,7 +318,7 @@ def test_logits_that_are_not_numbers(tmp_path: Path, way: str) -> None:
     save_file(saved, folder / "model.safetensors", {"format": "pt"})
     bench = Bench(folder, K)
     if way == "torch":
-        bench.proposer._steps = None
+        bench.proposer._pages.steps = None
     good, bad = [*PROMPT, 44], [*PROMPT, 13]
     bench.start(0), bench.start(1)
     assert "warning" not in bench.proposer.describe()

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import specflow
 from specflow.errors import ConfigError
 from specflow.training.distillation import continue_text, greedy_agreement
+from specflow.training.parallel_drafting import parallel_agreement
 from specflow.zoo.bundle import model_folder, resolve
 
 MEGABYTE = 1_000_000
@@ -50,7 +51,9 @@ def loss(model: Any, prompts: list[torch.Tensor]) -> float:
     return sum(losses) / len(losses)
 
 
-@pytest.mark.parametrize(("name", "limit"), [("target", 16 * MEGABYTE), ("draft", 3 * MEGABYTE)])
+@pytest.mark.parametrize(
+    ("name", "limit"), [("target", 16 * MEGABYTE), ("draft", 3 * MEGABYTE), ("pard", 4 * MEGABYTE)]
+)
 def test_size(name: str, limit: int) -> None:
     assert sum(file.stat().st_size for file in model_folder(name).iterdir()) <= limit
 
@@ -88,3 +91,13 @@ def test_the_draft_agrees_with_the_target(target: Any, draft: Any, prompts: list
     """Measured on these: 0.785. Rounding on another processor may turn single tokens."""
     rates = [greedy_agreement(draft, target, ids, 48, end_of_text=0) for ids in prompts[:6]]
     assert sum(rates) / len(rates) > 0.7
+
+
+def test_the_parallel_drafter_drafts_from_masks(target: Any, draft: Any, prompts: list[torch.Tensor]) -> None:
+    """Measured: 0.67 and 0.26 of the first one and two drafts; the bundled draft, which knows no masks: 0.78, 0.10."""
+    rates = [
+        torch.tensor([parallel_agreement(model, target, ids, 48, 0, 2, mask_token=1) for ids in prompts[:6]]).mean(0)
+        for model in (load("pard"), draft)
+    ]
+    assert rates[0][0] > 0.6
+    assert rates[0][1] > 0.2 > rates[1][1]

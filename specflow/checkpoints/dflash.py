@@ -1,0 +1,149 @@
+"""DFlash heads on disk: reading them complete and fitted to a target, and writing our own."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from specflow.checkpoints.dflash_config import Description, describe_dflash, read_description, refuse_other_methods
+from specflow.checkpoints.tensors import Shapes, locate_tensors, read_tensors
+from specflow.checkpoints.vocabulary_map import take_vocabulary_map, vocabulary_maps
+from specflow.checkpoints.weights_hash import weights_hash
+from specflow.errors import CheckpointError
+from specflow.heads.dflash import DFlashConfig, DFlashHead
+
+if TYPE_CHECKING:
+    from specflow.targets.base import TargetFacts, TokenTables
+
+# Parts of the target that some training tools leave in the file.
+_UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight")
+
+
+@dataclass(frozen=True)
+class LoadedDFlash:
+    """A head ready to run, and what is worth reporting about it."""
+
+    head: DFlashHead
+    description: Description
+    checkpoint_hash: str  # of the tensors as they were read
+    num_parameters: int  # in memory; borrowed tables not counted
+    borrowed: tuple[str, ...]  # tables of the target that the head uses
+    extra: Mapping[str, Tensor] = field(default_factory=dict)  # what `load_block_head` was asked for besides
+
+
+def load_dflash(
+    folder: Path, facts: "TargetFacts", tables: "TokenTables | None", *, device: torch.device, dtype: torch.dtype
+) -> LoadedDFlash:
+    """Read, check and complete a plain DFlash head for a target; see `load_block_head`."""
+    refuse_other_methods(folder)
+    return load_block_head(folder, facts, tables, device=device, dtype=dtype)
+
+
+def load_block_head(
+    folder: Path,
+    facts: "TargetFacts",
+    tables: "TokenTables | None",
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    extra: Shapes | None = None,
+) -> LoadedDFlash:
+    """Read, check and complete the block part of a head, whatever stands on top of it.
+
+    tables: what the head borrows from where it ships no table of its own; None = it must ship both.
+    extra: further tensors that the folder must hold, for heads with more than a block; they come back unchanged.
+    Raises `CheckpointError` (incomplete, unknown tensors, shapes, vocabulary maps, another target) or
+    `UnsupportedModelError` (other layers, quantised).
+    """
+    names = locate_tensors(folder).keys()
+    described = read_description(folder, names, facts)
+    config = described.config
+    shapes = dflash_shapes(config)
+    for name, length in (("d2t", config.draft_vocab_size), ("t2d", config.vocab_size)):
+        if name in names or (name == "d2t" and config.reduced):
+            shapes[name] = (length,)
+    tensors = read_tensors(folder, {**shapes, **(extra or {})}, _UNUSED)
+    digest = weights_hash(tensors)
+    further = {name: tensors.pop(name) for name in extra or ()}
+    ids = take_vocabulary_map(folder, tensors, config.draft_vocab_size, config.vocab_size)
+    if config.reduced and int(ids.max()) >= facts.vocab_size:
+        raise CheckpointError(f"{folder} drafts id {int(ids.max())}, and target {facts.name} has {facts.vocab_size}.")
+    config = _drop_copies(config, tensors, tables)
+    with torch.device("meta"):
+        head = DFlashHead(config)
+    head.load_state_dict({name: tensor.to(device, dtype) for name, tensor in tensors.items()}, assign=True)
+    if config.reduced:
+        head.ids = ids.to(device)
+    head.requires_grad_(False)
+    _fit_rows(head, facts)
+    borrowed = _borrow(folder, head, facts, tables)
+    count = sum(tensor.numel() for tensor in (*head.parameters(), *further.values()))
+    described = replace(described, config=head.config)
+    return LoadedDFlash(head, described, digest, count, borrowed, further)
+
+
+def dflash_shapes(config: DFlashConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a head's weights, vocabulary maps left out."""
+    with torch.device("meta"):
+        return {name: tuple(weight.shape) for name, weight in DFlashHead(config).state_dict().items()}
+
+
+def save_dflash(folder: Path, head: DFlashHead, extra: Mapping[str, Tensor] | None = None) -> None:
+    """Write config.json and model.safetensors in bfloat16, in z-lab's format; borrowed tables are left out.
+
+    extra: further tensors, for heads with more than a block; the caller then completes config.json.
+    """
+    config = head.config
+    weights = {**head.state_dict(), **(extra or {})}
+    tensors = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in weights.items()}
+    if config.reduced:
+        tensors |= vocabulary_maps(head.ids, config.vocab_size)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(describe_dflash(config), indent=2) + "\n", encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _drop_copies(config: DFlashConfig, tensors: dict[str, Tensor], tables: "TokenTables | None") -> DFlashConfig:
+    """A copy of the target's own table is not kept twice."""
+    if tables is None:
+        return config
+    if config.own_embedding and _equal(tensors["embed_tokens.weight"], tables.embedding):
+        del tensors["embed_tokens.weight"]
+        config = replace(config, own_embedding=False)
+    if config.own_head and not config.reduced and _equal(tensors["lm_head.weight"], tables.head):
+        del tensors["lm_head.weight"]
+        config = replace(config, own_head=False)
+    return config
+
+
+def _equal(own: Tensor, table: Tensor) -> bool:
+    return own.shape == table.shape and torch.equal(own.to(table.device, table.dtype), table)
+
+
+def _fit_rows(head: DFlashHead, facts: "TargetFacts") -> None:
+    """Make every id of the target an input and only ids of its tokenizer an output: either side may pad."""
+    config = head.config
+    if config.own_embedding and config.vocab_size < facts.vocab_size:
+        table = F.pad(head.embed_tokens.weight, (0, 0, 0, facts.vocab_size - config.vocab_size))
+        head.embed_tokens.weight = nn.Parameter(table, requires_grad=False)
+    if config.own_head and not config.reduced:
+        head.lm_head.weight = nn.Parameter(head.lm_head.weight[: facts.num_token_ids], requires_grad=False)
+
+
+def _borrow(folder: Path, head: DFlashHead, facts: "TargetFacts", tables: "TokenTables | None") -> tuple[str, ...]:
+    config = head.config
+    lacking = [name for name, own in (("embedding", config.own_embedding), ("head", config.own_head)) if not own]
+    if not lacking:
+        return ()
+    if tables is None:
+        raise CheckpointError(f"{folder} ships no {' and no '.join(lacking)}, and there is no target to borrow from.")
+    if not config.own_head and config.logit_softcap is None and tables.logit_softcap is not None:
+        head.config = replace(config, logit_softcap=tables.logit_softcap)
+    head.borrow(tables.embedding, tables.head[: facts.num_token_ids])
+    return tuple(lacking)

@@ -1,0 +1,210 @@
+"""Running a block head: keys and values of the context kept in pages, and one pass over a block behind them.
+
+Position p of the pages holds what the head makes of the target's features at p, written as soon as p is committed. A
+block stands at its request's anchor and behind, where no context can be yet; what it leaves there is overwritten by the
+context of the tokens that were accepted, or hidden by the length of the next block.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specflow.core.attention import AttentionInputs
+from specflow.core.limits import EngineLimits
+from specflow.heads.dflash import ContextProjection, DFlashHead
+from specflow.kernels.cpu_decoder import add_norm, rotate_store_attend, store_keys_values
+from specflow.kernels.paged_attention import plan_groups
+from specflow.kernels.rotary import rotary_table
+from specflow.proposers.base import ProposeContext
+from specflow.proposers.decoder import gated, linear
+from specflow.proposers.feature_rows import feature_rows, features_of
+from specflow.proposers.head_pages import HeadPages
+from specflow.proposers.joined_layers import join_weights
+from specflow.targets.weight_layout import lay_out_weights
+
+
+@dataclass(frozen=True)
+class BlockRows:
+    """What a block says of the K drafts of R requests, before any is chosen."""
+
+    anchors: Tensor  # [R] int64
+    states: Tensor  # [R, K, E] after the final norm
+    logits: Tensor  # [R, K, Vd]
+
+
+class BlockDrafter(ABC):
+    """A head with its pages. The same positions, layouts and lengths whichever way it is run."""
+
+    def __init__(self, head: DFlashHead, limits: EngineLimits, num_drafts: int, name: str) -> None:
+        """Allocate pages and tables. name: the proposer's, for messages."""
+        config, dtype = head.config, head.fc.weight.dtype
+        self.head, self.num_drafts, self.name = head, num_drafts, name
+        self.num_rows = config.num_rows(num_drafts)
+        self.pages = HeadPages(
+            config.shape,
+            tuple(layer.window for layer in config.block_layers),
+            limits,
+            dtype,
+            tuple(layer.causal for layer in config.block_layers),
+        )
+        self.rotary = rotary_table(config.shape.rope, limits.table_width, limits.device, dtype)
+        self.projection = ContextProjection(head)
+        mask = head.embed(torch.tensor([config.mask_token_id], device=limits.device))
+        self._masks = mask.expand(limits.max_num_seqs + 1, self.num_rows, -1).contiguous()
+
+    @abstractmethod
+    def follow(self, context: ProposeContext) -> None:
+        """Write the context of all positions that the target has just confirmed, for all requests of the step."""
+
+    @abstractmethod
+    def states(self, context: ProposeContext, embedded: Tensor) -> Tensor:
+        """One pass over the blocks of R requests, embedded [R, rows, E]; states [R * rows, E] after the final norm."""
+
+    @abstractmethod
+    def logits(self, states: Tensor) -> Tensor:
+        """States [N, E] -> [N, Vd]."""
+
+    def draft(self, context: ProposeContext) -> BlockRows:
+        """The blocks of all requests of a context. No branch on values and no read by the host."""
+        anchors = context.token_table[context.slots, context.num_tokens - 1]
+        embedded = self._masks[: len(anchors)].clone()
+        embedded[:, 0] = self.head.embed(anchors)
+        states = self.states(context, embedded).unflatten(0, (-1, self.num_rows))[:, self.head.config.answers]
+        return BlockRows(anchors, states, self.logits(states.flatten(0, 1)).unflatten(0, (-1, self.num_drafts)))
+
+
+class TorchBlockDrafter(BlockDrafter):
+    """On any device, through the module."""
+
+    def follow(self, context: ProposeContext) -> None:
+        """See `BlockDrafter.follow`."""
+        rows = feature_rows(context, self.pages.block_size, self.num_drafts + 1, self.name)
+        hidden = features_of(context, self.name).hidden
+        parts = [hidden[layer].index_select(0, rows.rows) for layer in self.head.config.capture_layers]
+        fused = self.head.context(torch.stack(parts, 1).to(self.head.fc.weight.dtype))
+        keys_values = self.projection(fused, self.rotary.rows(rows.attention.positions))
+        self.pages.write_all(rows.attention.slot_mapping, keys_values)
+
+    def states(self, context: ProposeContext, embedded: Tensor) -> Tensor:
+        """See `BlockDrafter.states`."""
+        size, rows = self.pages.block_size, self.num_rows
+        steps = torch.arange(-1, rows - 1, device=context.slots.device)
+        positions = context.num_tokens.unsqueeze(1) + steps  # [R, rows]
+        blocks = context.block_table.gather(1, positions // size)
+        ends = context.host.num_tokens - 1 + rows
+        inputs = AttentionInputs(
+            positions=positions.flatten(),
+            slot_mapping=torch.add(positions % size, blocks, alpha=size).flatten(),
+            block_table=context.block_table,
+            seq_len=context.num_tokens - 1 + rows,
+            groups=plan_groups(np.full(len(ends), rows), ends, context.host.block_table, size),
+        )
+        return self.head(embedded.flatten(0, 1), self.rotary.rows(inputs.positions), self.pages.attend(inputs))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See `BlockDrafter.logits`."""
+        return self.head.logits(states)
+
+
+class CpuBlockDrafter(BlockDrafter):
+    """On a CPU in float32, through compiled kernels that find slots and rotary entries themselves.
+
+    Lays the module's weights out in memory as the kernels read them; names, shapes and values stay.
+    """
+
+    def __init__(self, head: DFlashHead, limits: EngineLimits, num_drafts: int, name: str) -> None:
+        """Compiles the kernels by running them once on block 0."""
+        super().__init__(head, limits, num_drafts, name)
+        shape = head.config.shape
+        self._eps = np.float32(shape.norm_eps)
+        lay_out_weights(head, "auto")
+        self._layers = [join_weights(layer) for layer in head.decoder_layers]
+        without = np.empty((0, shape.head_dim), dtype=np.float32)
+        self._qk_norms = [without if layer.qk_norm is None else layer.qk_norm.numpy() for layer in self._layers]
+        norm = self.projection.key_norm
+        self._key_norm = without if norm is None else norm.squeeze(1).numpy()
+        self._norms = [(layer.input_norm.numpy(), layer.post_norm.numpy()) for layer in self._layers]
+        self._final_norm = head.norm.weight.numpy()
+        self._rotary, self._pages = self.rotary.values.numpy(), self.pages.stacked.numpy()
+        self._scratch = np.empty(limits.table_width + self.num_rows, dtype=np.float32)
+        table = head.head_table.t()
+        # A target lays its own tables out in the same way; another one is copied once.
+        self._output = table if table.stride(1) == 1 else table.contiguous()  # [E, Vd]
+        nobody = np.zeros(1, dtype=np.int64)
+        self._store(torch.zeros(1, shape.hidden_size), nobody.reshape(1, 1), nobody, nobody)
+        self._run(self._masks[:1].clone(), nobody, nobody.reshape(1, 1))
+
+    @staticmethod
+    def serves(head: DFlashHead) -> bool:
+        """Whether the head is one that the kernels are written for."""
+        return head.fc.weight.device.type == "cpu" and head.fc.weight.dtype == torch.float32
+
+    def follow(self, context: ProposeContext) -> None:
+        """See `BlockDrafter.follow`. Host and device are one memory here, so rows are found without torch."""
+        features, host = features_of(context, self.name), context.host
+        starts = np.cumsum(host.chunk_len) - host.chunk_len
+        owners = np.repeat(np.arange(len(starts)), host.chunk_len)
+        steps = np.arange(len(owners)) - starts[owners]
+        first, positions = features.start.numpy(), host.chunk_start[owners] + steps
+        layers = [features.hidden[layer] for layer in self.head.config.capture_layers]
+        if len(first) == 1:
+            begin = int(first[0])
+            parts = [layer[begin : begin + len(owners)] for layer in layers]
+        else:
+            rows = torch.from_numpy(first[owners] + steps)
+            parts = [layer.index_select(0, rows) for layer in layers]
+        fused = self.head.context(torch.stack(parts, 1).to(torch.float32))
+        self._store(fused, host.block_table, owners, positions)
+
+    def _store(self, fused: Tensor, block_table: np.ndarray, owners: np.ndarray, positions: np.ndarray) -> None:
+        store_keys_values(
+            self.projection.raw(fused),
+            self._pages,
+            block_table,
+            owners,
+            positions,
+            key_norm=self._key_norm,
+            eps=self._eps,
+            rotary=self._rotary,
+        )
+
+    def states(self, context: ProposeContext, embedded: Tensor) -> Tensor:
+        """See `BlockDrafter.states`."""
+        return self._run(embedded, context.host.num_tokens - 1, context.host.block_table)
+
+    def _run(self, embedded: Tensor, first: np.ndarray, block_table: np.ndarray) -> Tensor:
+        delta = embedded.flatten(0, 1)
+        hidden = torch.zeros_like(delta)
+        for index, layer in enumerate(self._layers):
+            input_norm, post_norm = self._norms[index]
+            normed = add_norm(hidden, delta, input_norm, self._eps)
+            rule = self.head.config.block_layers[index]
+            attended = rotate_store_attend(
+                linear(normed, layer.qkv, layer.qkv_bias),
+                self._pages[index],
+                block_table,
+                first,
+                num_heads=self.head.config.shape.num_heads,
+                qk_norm=self._qk_norms[index],
+                eps=self._eps,
+                rotary=self._rotary,
+                window=rule.window or 0,
+                scratch=self._scratch,
+                causal=rule.causal,
+            )
+            normed = add_norm(hidden, linear(attended, layer.output, layer.output_bias), post_norm, self._eps)
+            delta = gated(normed, layer)
+        return add_norm(hidden, delta, self._final_norm, self._eps)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See `BlockDrafter.logits`."""
+        return self.head.finish_logits(states @ self._output)
+
+
+def block_drafter(head: DFlashHead, limits: EngineLimits, num_drafts: int, name: str) -> BlockDrafter:
+    """The fastest way to run a head where it is."""
+    kind = CpuBlockDrafter if CpuBlockDrafter.serves(head) else TorchBlockDrafter
+    return kind(head, limits, num_drafts, name)

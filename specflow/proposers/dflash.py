@@ -1,0 +1,196 @@
+"""DFlash: all drafts of a round from one pass over a block of masks (Chen et al. 2026, arXiv 2602.06036).
+
+Every position that the target confirms leaves keys and values in the head's pages, made of the target's hidden states
+there. A round then feeds the anchor and masks behind it once, and every row says one draft on its own.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specflow.checkpoints.dflash import LoadedDFlash, load_dflash
+from specflow.checkpoints.location import find_folder
+from specflow.core.draft import Draft
+from specflow.core.limits import EngineLimits
+from specflow.errors import ConfigError
+from specflow.proposers.base import ProposeContext, Proposer, Requirements
+from specflow.proposers.block_drafter import BlockRows, CpuBlockDrafter, block_drafter
+from specflow.proposers.draft_loading import DraftDtype
+from specflow.proposers.draft_sampling import DraftSampler, SampleMethod
+from specflow.proposers.some_requests import no_drafts, pick_requests, put_drafts
+from specflow.proposers.vocabulary import over_all_ids
+from specflow.targets.base import Taps, lent_tables
+from specflow.zoo.bundle import PREFIX
+
+if TYPE_CHECKING:
+    from specflow.backends.base import Backend
+    from specflow.targets.base import Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlashOptions:
+    """Options of `proposer=dflash`. Raises `ConfigError` when a value is out of range."""
+
+    path: str | None = None  # folder or hub id of the head; None = the bundled one, made for the bundled target
+    revision: str | None = None  # branch, tag or commit of a hub id
+    dtype: DraftDtype = "auto"  # auto = the target's
+    num_speculative_tokens: int | None = None  # K, tokens drafted per round; None = as many as the head was trained for
+    draft_sample_method: SampleMethod = "greedy"  # greedy = the most likely token; probabilistic = sampled
+
+    def __post_init__(self) -> None:
+        if self.num_speculative_tokens is not None and self.num_speculative_tokens < 1:
+            raise ConfigError(f"proposer.num_speculative_tokens={self.num_speculative_tokens} must be 1 or more.")
+        for key, allowed in (("dtype", get_args(DraftDtype)), ("draft_sample_method", get_args(SampleMethod))):
+            if getattr(self, key) not in allowed:
+                raise ConfigError(f"proposer.{key}={getattr(self, key)!r} must be one of {', '.join(allowed)}.")
+
+
+class DFlashProposer(Proposer):
+    """Drafts K tokens in one pass. A head with more than a block overrides `read_head` and `choose`."""
+
+    name = "dflash"
+    bundled = "dflash"
+
+    def __init__(self, options: DFlashOptions) -> None:
+        self.options = options
+        self.num_speculative_tokens = options.num_speculative_tokens or 0  # known after `load`
+
+    def read_head(self, folder: Path, target: "Target", device: torch.device, dtype: torch.dtype) -> LoadedDFlash:
+        """Read the checkpoint for a target. Raises `CheckpointError` or `UnsupportedModelError`."""
+        return load_dflash(folder, target.facts, lent_tables(target), device=device, dtype=dtype)
+
+    def load(self, target: "Target", backend: "Backend") -> None:
+        """Read the head, complete it with the target's tables and fix K. Raises what `read_head` raises, and
+        `ConfigError` for more drafts than the head was trained for."""
+        options = self.options
+        self._folder = find_folder(options.path or f"{PREFIX}{self.bundled}", options.revision, "proposer.path")
+        self._dtype = target.facts.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+        self._loaded = self.read_head(self._folder, target, backend.device, self._dtype)
+        self._head = self._loaded.head.eval()
+        most = self._head.config.max_drafts
+        if self.num_speculative_tokens > most:
+            raise ConfigError(
+                f"proposer.num_speculative_tokens={self.num_speculative_tokens}, but {self._folder} was trained for "
+                f"blocks of {self._head.config.block_size} rows, which draft {most}: more would spoil all of them. "
+                f"Use at most {most}, or null for {most}."
+            )
+        self.num_speculative_tokens = self.num_speculative_tokens or most
+
+    def requirements(self) -> Requirements:
+        """The captured layers, and pages for the committed tokens and a block that begins with the anchor."""
+        config = self._head.config
+        return Requirements(
+            taps=Taps(layers=config.capture_layers),
+            # Counted from the target's last position, one before the anchor.
+            lookahead_tokens=config.num_rows(self.num_speculative_tokens),
+            kv_bytes_per_token=len(config.block_layers) * config.shape.kv_values_per_token * self._dtype.itemsize,
+            draft_logits=self.options.draft_sample_method == "probabilistic",
+        )
+
+    def attach(self, target: "Target", limits: EngineLimits) -> None:
+        """Allocate pages, tables and the store of draft logits."""
+        self._drafter = block_drafter(self._head, limits, self.num_speculative_tokens, self.name)
+        self._vocab_size = limits.vocab_size
+        self._sampler = DraftSampler(
+            self.options.draft_sample_method,
+            max_rows=limits.max_num_seqs + 1,
+            num_drafts=self.num_speculative_tokens,
+            vocab_size=limits.vocab_size,
+            device=limits.device,
+        )
+        self._num_cut = torch.zeros((), dtype=torch.int64, device=limits.device)
+
+    @property
+    def nan_drafts(self) -> int:
+        """Rounds of a request that were cut short because the head's logits were not finite."""
+        return int(self._num_cut)
+
+    @torch.inference_mode()
+    def propose(self, context: ProposeContext) -> Draft:
+        """Write the context of all requests, draft for those that want it; see `Proposer.propose`."""
+        self._drafter.follow(context)
+        wanting = np.flatnonzero(context.host.wants_drafts)
+        if len(wanting) == len(context.host.slots):
+            return self._draft(context)
+        if not len(wanting):
+            return no_drafts(context, self.num_speculative_tokens)
+        part, picked = pick_requests(context, wanting)
+        return put_drafts(context, picked, self._draft(part))
+
+    def choose(self, rows: BlockRows, sampler: DraftSampler, sampled: bool) -> Tensor:
+        """Choose the drafts, [R, K] int64 ids of the target, through the sampler, for which the round has begun.
+
+        sampled: drafts are drawn at the requests' temperatures, so that the sampler keeps the law they are drawn from.
+        """
+        if not self._head.config.reduced:
+            return sampler.choose_all(rows.logits)
+        if sampled:
+            return sampler.choose_all(over_all_ids(rows.logits, self._head.ids, self._vocab_size))
+        return self._head.ids[sampler.choose_all(rows.logits)]
+
+    def count(self, rows: BlockRows, drafts: Tensor, usable: Tensor) -> Tensor:
+        """How many of the drafts [R, K] to verify, [R] int64; usable [R]: those before the first that was not finite.
+
+        An answer that depends on a draft may not decide about that draft or an earlier one.
+        """
+        return usable
+
+    def _draft(self, context: ProposeContext) -> Draft:
+        """K drafts for each of R requests; no branch on values and no read by the host."""
+        sampler = self._sampler
+        sampler.begin(
+            context.temperature,
+            context.seeds,
+            context.num_tokens,
+            context.all_greedy,
+            domain=context.noise_domain,
+            keep_law=context.keep_law,
+            filters=context.filters,
+        )
+        rows = self._drafter.draft(context)
+        sampled = self.options.draft_sample_method == "probabilistic" and not context.all_greedy
+        drafts = self.choose(rows, sampler, sampled)
+        usable = sampler.usable()
+        self._num_cut += (usable < self.num_speculative_tokens).sum()
+        counts = torch.minimum(self.count(rows, drafts, usable), context.max_drafts)
+        return Draft(drafts, counts, sampler.law())
+
+    def describe(self) -> dict[str, str]:
+        """Weights in memory, layers, layout, borrowed tables, method; and drafts lost to logits that were not
+        finite."""
+        loaded, config = self._loaded, self._head.config
+        count, layout = len(config.block_layers), "next-token" if config.sample_from_anchor else "fill-in"
+        facts = {
+            "num_speculative_tokens": f"{self.num_speculative_tokens} of {config.max_drafts} the head was trained for",
+            "draft_sample_method": self.options.draft_sample_method,
+            "head": f"{self._folder} ({self.name}, {count} layer{'s' if count > 1 else ''})",
+            "parameters": f"{loaded.num_parameters:,}",
+            "weights": loaded.checkpoint_hash,
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "block layout": f"{layout} ({loaded.description.layout})",
+            "captured layers": f"{_list(config.capture_layers)} ({_list(layer + 1 for layer in config.capture_layers)} "
+            "in vLLM's count)",
+            "mask token": str(config.mask_token_id),
+            "tables": f"{' and '.join(loaded.borrowed)} borrowed from the target" if loaded.borrowed else "its own",
+            "vocabulary": f"{config.draft_vocab_size} of {config.vocab_size} ids may be proposed",
+            "rotary base": f"{config.shape.rope.theta:g}",
+        }
+        if loaded.description.trained_for:
+            facts["trained for"] = loaded.description.trained_for
+        if hasattr(self, "_drafter"):
+            fused = isinstance(self._drafter, CpuBlockDrafter)
+            facts["drafting steps"] = "fused CPU kernels" if fused else "plain torch"
+            if self.nan_drafts:
+                facts["warning"] = (
+                    f"{self.name}: logits were not finite in {self.nan_drafts} rounds, which drafted less"
+                )
+        return facts
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))

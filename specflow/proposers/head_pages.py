@@ -1,0 +1,57 @@
+"""Keys and values that a trained head keeps of its own, under the target's block numbers."""
+
+import torch
+from torch import Tensor
+
+from specflow.core.attention import AttentionInputs
+from specflow.core.limits import EngineLimits
+from specflow.heads.layers import Attend, LayerShape
+from specflow.kernels.paged_attention import paged_attention
+
+
+class HeadPages:
+    """Pages of every layer: [num_blocks, block_size, 2 Hkv, D], keys and values of a token side by side."""
+
+    def __init__(
+        self,
+        shape: LayerShape,
+        windows: tuple[int | None, ...],
+        limits: EngineLimits,
+        dtype: torch.dtype,
+        causal: tuple[bool, ...] | None = None,
+    ) -> None:
+        """Allocate; windows and causal (None: all are) have one entry per layer, see `paged_attention`."""
+        size = (limits.num_blocks, limits.block_size, 2 * shape.num_kv_heads, shape.head_dim)
+        self.block_size = limits.block_size
+        self.stacked = torch.zeros((len(windows), *size), device=limits.device, dtype=dtype)
+        self.layers = list(self.stacked.unbind(0))
+        self._causal = causal or (True,) * len(windows)
+        self._windows, self._scale, self._kv_heads = windows, shape.head_dim**-0.5, shape.num_kv_heads
+
+    def write(self, layer: int, slot_mapping: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store keys and values [T, Hkv, D] at slots [T] int64."""
+        # States overflow in some half-precision targets; a NaN left in a page would spoil whoever gets the block next.
+        both = torch.cat([key, value], 1).nan_to_num_()
+        self.layers[layer].view(-1, *self.layers[layer].shape[2:]).index_copy_(0, slot_mapping, both)
+
+    def write_all(self, slot_mapping: Tensor, keys_values: Tensor) -> None:
+        """Store keys and values of all layers, [L, T, 2 Hkv, D], at slots [T] int64."""
+        self.stacked.flatten(1, 2).index_copy_(1, slot_mapping, keys_values.nan_to_num())
+
+    def attend(self, inputs: AttentionInputs) -> Attend:
+        """Attention over the pages; every layer writes its keys and values first."""
+
+        def run(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            self.write(layer, inputs.slot_mapping, key, value)
+            pages = self.layers[layer]
+            return paged_attention(
+                query,
+                pages[:, :, : self._kv_heads],
+                pages[:, :, self._kv_heads :],
+                inputs,
+                scale=self._scale,
+                window=self._windows[layer],
+                causal=self._causal[layer],
+            )
+
+        return run

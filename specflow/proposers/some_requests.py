@@ -1,0 +1,48 @@
+"""Drafting for some of a step's requests: the part of a context that concerns them, and their drafts put in place."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from specflow.core.draft import Draft
+from specflow.proposers.base import ProposeContext
+
+
+def pick_requests(context: ProposeContext, rows: np.ndarray) -> tuple[ProposeContext, torch.Tensor]:
+    """The context of the requests `rows` (ascending numbers), as far as drafting reads it, and `rows` on its device."""
+    picked = torch.from_numpy(rows).to(context.slots.device)
+    host = replace(
+        context.host,
+        num_tokens=context.host.num_tokens[rows],
+        block_table=context.host.block_table[rows],
+    )
+    part = replace(
+        context,
+        slots=context.slots[picked],
+        num_tokens=context.num_tokens[picked],
+        max_drafts=context.max_drafts[picked],
+        block_table=context.block_table[picked],
+        temperature=context.temperature[picked],
+        seeds=context.seeds[picked],
+        filters=None if context.filters is None else context.filters.of(picked),
+        host=host,
+    )
+    return part, picked
+
+
+def no_drafts(context: ProposeContext, num_speculative_tokens: int) -> Draft:
+    """Nothing for anybody."""
+    ids = torch.full((len(context.host.slots), num_speculative_tokens), -1, device=context.slots.device)
+    return Draft(ids, torch.zeros_like(context.slots))
+
+
+def put_drafts(context: ProposeContext, picked: torch.Tensor, draft: Draft) -> Draft:
+    """The drafts of the picked requests among all B of a context."""
+    whole = no_drafts(context, draft.token_ids.shape[1])
+    logits = None
+    if draft.logits is not None:
+        logits = draft.logits.new_full((len(whole.token_ids), *draft.logits.shape[1:]), float("-inf"))
+        logits[picked] = draft.logits
+    whole.token_ids[picked], whole.num_drafts[picked] = draft.token_ids, draft.num_drafts
+    return Draft(whole.token_ids, whole.num_drafts, logits)
