@@ -25,9 +25,18 @@ from specflow.errors import ConfigError
 from specflow.paths import config_root
 from specflow.plugins.registry import Registry
 
+# Groups whose keys are checked against a schema that is chosen at run time; any may be given without Hydra's plus.
+_FREE_GROUPS = ("task.head",)
+
 __all__ = ["CONFIG_NAME", "Composer", "composer", "flags_parser", "plain_config"]
 
 CONFIG_NAME = "config"
+
+
+def _with_free_keys(overrides: Sequence[str]) -> list[str]:
+    """The overrides, those of free groups with the prefix that lets Hydra add a key or replace its value."""
+    starts = tuple(f"{group}{end}" for group in _FREE_GROUPS for end in (".", "="))
+    return [f"++{word}" if word.startswith(starts) else word for word in overrides]
 
 
 def flags_parser() -> ArgumentParser:
@@ -76,6 +85,7 @@ class Composer:
 
     def compose(self, overrides: Sequence[str] = (), config_name: str = CONFIG_NAME) -> DictConfig:
         """The configuration of a single run, with Hydra's own node `hydra` in it."""
+        overrides = _with_free_keys(overrides)
         with translated(self._hydra.config_loader, config_name, overrides, self._registry):
             return self._compose(overrides, config_name)
 
@@ -90,6 +100,7 @@ class Composer:
         """True when several jobs were asked for: by `-m`, or by a configuration that sets `hydra.mode`."""
         if arguments.multirun:
             return True
+        arguments.overrides = _with_free_keys(arguments.overrides)
         with translated(self._hydra.config_loader, config_name, arguments.overrides, self._registry):
             parsed = OverridesParser.create().parse_overrides(arguments.overrides)
             if not any(item.is_sweep_override() for item in parsed):
@@ -98,18 +109,21 @@ class Composer:
 
     def run(self, overrides: Sequence[str], job: Callable[[DictConfig], Any], config_name: str = CONFIG_NAME) -> Any:
         """Run one job in a fresh output folder; returns what the job returns."""
+        overrides = _with_free_keys(overrides)
         with translated(self._hydra.config_loader, config_name, overrides, self._registry):
             done = self._hydra.run(config_name, job, [*overrides, "hydra.mode=RUN"], with_log_configuration=True)
             return done.return_value
 
     def sweep(self, overrides: Sequence[str], job: Callable[[DictConfig], Any], config_name: str = CONFIG_NAME) -> Any:
         """Run every job of a sweep with the configured sweeper and launcher."""
+        overrides = _with_free_keys(overrides)
         with translated(self._hydra.config_loader, config_name, overrides, self._registry):
             check_words(self._hydra.config_loader, config_name, overrides, self._registry)
             return self._hydra.multirun(config_name, job, [*overrides, "hydra.mode=MULTIRUN"])
 
     def show(self, arguments: Namespace, config_name: str = CONFIG_NAME) -> None:
         """Hydra's own questions: `--cfg`, `--info`, `--hydra-help`, `--shell-completion`."""
+        arguments.overrides = _with_free_keys(arguments.overrides)
         with translated(self._hydra.config_loader, config_name, arguments.overrides, self._registry):
             if arguments.cfg:
                 self._hydra.compose_config(config_name, arguments.overrides, RunMode.RUN)  # its errors, not its exit

@@ -22,6 +22,7 @@ from specflow.plugins.relay import is_disk_full
 from specflow.tasks.base import Task, TaskContext
 from specflow.tracking.events import RunFinished, RunStarted
 from specflow.tracking.facts import collect_facts
+from specflow.training.processes import helper_process
 from specflow.words import did_you_mean, valid_names
 
 __all__ = ["CrashError", "Plan", "check", "execute", "is_tracked", "objective", "run"]
@@ -79,9 +80,14 @@ def check(config: Mapping[str, Any], registry: Registry) -> Plan:
             continue
         try:
             components[kind] = _choose(config, registry, kind)
-            components[kind].check(config[kind])
+            if kind not in task.checks_itself:
+                components[kind].check(config[kind])
         except ConfigError as error:
             problems.append(str(error))
+    try:
+        task.check(config, registry)
+    except ConfigError as error:
+        problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     return Plan(config, registry, task, components)
@@ -191,8 +197,12 @@ def _finish_after(plan: Plan, finished: RunFinished, error: BaseException) -> No
 def _listeners(plan: Plan) -> Iterator[None]:
     """Tracker, progress display and report, registered for the length of the run.
 
-    pluggy calls the last registered first: the report is written before the tracker collects the folder.
+    pluggy calls the last registered first: the report is written before the tracker collects the folder. Of several
+    processes of one training run only the first has any.
     """
+    if helper_process():
+        yield
+        return
     owner = plan.components[Kind.TRACKING]
     listeners = [plan.build(Kind.TRACKING), *_displays()]
     try:

@@ -28,6 +28,7 @@ def test_data_files_are_inside(unpacked: Path) -> None:
         "conf/proposer/ngram.yaml",
         "zoo/models/target/model.safetensors",
         "zoo/models/draft/model.safetensors",
+        "zoo/models/pard/model.safetensors",
         "workloads/data/bundled.jsonl",
         "report/templates/report.html.j2",
     ):

@@ -6,7 +6,7 @@ import torch
 
 from specflow.errors import SpecflowError
 
-__all__ = ["CaptureError", "check_states"]
+__all__ = ["CaptureError", "check_last_hidden", "check_states"]
 
 
 class CaptureError(SpecflowError):
@@ -18,17 +18,26 @@ def check_states(request_id: str, states: torch.Tensor, token_ids: torch.Tensor,
 
     Within a layer the values must differ, and so must the positions when their tokens do.
     """
+    for index, layer in enumerate(layers):
+        _check(request_id, states[:, index], token_ids, f"of layer {layer}")
+
+
+def check_last_hidden(request_id: str, states: torch.Tensor, token_ids: torch.Tensor) -> None:
+    """The same for states [T, E] after the final norm."""
+    _check(request_id, states, token_ids, "after the final norm")
+
+
+def _check(request_id: str, states: torch.Tensor, token_ids: torch.Tensor, which: str) -> None:
     if not len(token_ids):
         return
     varied = len(token_ids) > 1 and bool((token_ids != token_ids[0]).any())
-    for index, layer in enumerate(layers):
-        problem = _problem(states[:, index], varied)
-        if problem:
-            raise CaptureError(
-                f"request {request_id!r}: the hidden states of layer {layer} {problem}. Nothing was saved for this "
-                "request, and the run stops: data like this trains without an error and drafts nothing. Check the "
-                "target's weights and target.dtype (float16 overflows where bfloat16 does not)."
-            )
+    problem = _problem(states, varied)
+    if problem:
+        raise CaptureError(
+            f"request {request_id!r}: the hidden states {which} {problem}. Nothing was saved for this "
+            "request, and the run stops: data like this trains without an error and drafts nothing. Check the "
+            "target's weights and target.dtype (float16 overflows where bfloat16 does not)."
+        )
 
 
 def _problem(states: torch.Tensor, varied: bool) -> str:

@@ -17,7 +17,7 @@ from specflow.core.batch import PackedBatch, TargetOutput
 from specflow.core.limits import EngineLimits
 from specflow.core.request import Request
 from specflow.schedulers.base import ScheduledRequest, Scheduler, StepPlan
-from specflow.targets.base import Taps, Target
+from specflow.targets.base import Taps, Target, TokenTables
 
 if TYPE_CHECKING:
     from specflow.backends.base import Backend
@@ -34,6 +34,7 @@ class Captured:
     first_position: int  # of row 0 in the request: 0, or the length of the prompt
     token_ids: torch.Tensor  # [T] int64
     hidden_states: torch.Tensor  # [T, L, E], the model's dtype
+    last_hidden: torch.Tensor | None = None  # [T, E] after the final norm, where training needs it
 
 
 class _Rows:
@@ -168,6 +169,10 @@ class CapturingTarget(Target):
         output = self._inner.forward(batch)
         self._collector.passed(output)
         return TargetOutput(output.logits, {layer: output.hidden[layer] for layer in self._asked}, output.last_hidden)
+
+    def token_tables(self) -> TokenTables:
+        """See `Target.token_tables`."""
+        return self._inner.token_tables()
 
     def describe(self) -> dict[str, str]:
         """See `Target.describe`."""

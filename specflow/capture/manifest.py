@@ -18,7 +18,19 @@ from typing import Any, BinaryIO
 from specflow.errors import ConfigError, StorageError
 from specflow.plugins.relay import is_disk_full
 
-__all__ = ["MANIFEST", "SETTINGS", "Entry", "Manifest", "file_name", "hash_ids", "read_entries", "storage_error"]
+__all__ = [
+    "MANIFEST",
+    "SETTINGS",
+    "Entry",
+    "Manifest",
+    "file_name",
+    "hash_ids",
+    "pin_settings",
+    "read_entries",
+    "refuse_other_settings",
+    "storage_error",
+    "write_atomically",
+]
 
 SETTINGS = "extract.json"
 MANIFEST = "manifest.jsonl"
@@ -43,6 +55,7 @@ class Entry:
     target: str  # hash of the target's weights
     bytes: int
     sha256: str  # of the file
+    last_hidden: bool = False  # the file also holds the states after the final norm, [T, E]
 
 
 def file_name(request_id: str) -> str:
@@ -107,7 +120,7 @@ class Manifest:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(folder)
-            self._check_settings({"format": FORMAT, **json.loads(json.dumps(settings))}, resume)
+            self._check_settings({"format": FORMAT, **settings}, resume)
             self.entries = self._recover()
             self._file = (folder / MANIFEST).open("ab", buffering=0)
         except OSError as error:
@@ -119,23 +132,14 @@ class Manifest:
 
     def _check_settings(self, settings: Mapping[str, Any], resume: bool) -> None:
         path = self.folder / SETTINGS
-        if not path.exists():
-            if (self.folder / MANIFEST).exists():
-                raise ConfigError(f"task.output={self.folder}: there is a {MANIFEST}, but no {SETTINGS} beside it.")
-            write_atomically(path, (json.dumps(settings, indent=1, ensure_ascii=False) + "\n").encode())
-            return
-        if not resume:
+        if not path.exists() and (self.folder / MANIFEST).exists():
+            raise ConfigError(f"task.output={self.folder}: there is a {MANIFEST}, but no {SETTINGS} beside it.")
+        if path.exists() and not resume:
             raise ConfigError(
                 f"task.output={self.folder} already holds an extraction and task.resume=false. Delete the folder, "
                 "choose another one, or go on with task.resume=true."
             )
-        try:
-            found = dict(json.loads(path.read_bytes()))
-        except (ValueError, TypeError):
-            raise StorageError(f"{path} is damaged: choose another folder, task.output=FOLDER.") from None
-        different = [key for key in {**found, **settings} if found.get(key) != settings.get(key)]
-        if different:
-            raise ConfigError(_difference(self.folder, found, settings, different))
+        pin_settings(path, settings, f"task.output={self.folder} holds an extraction")
 
     def _recover(self) -> dict[str, Entry]:
         """Entries whose files are there; the manifest is written anew when it holds anything else."""
@@ -179,12 +183,32 @@ def _line(entry: Entry) -> bytes:
     return (json.dumps(asdict(entry), ensure_ascii=False) + "\n").encode()
 
 
-def _difference(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any], keys: Sequence[str]) -> str:
-    lines = "".join(f"  {key}: {found.get(key)} there, {wanted.get(key)} now\n" for key in keys)
-    return (
-        f"task.output={folder} holds an extraction with other settings, and mixing them would spoil it:\n{lines}"
-        "Choose another folder with task.output=FOLDER, delete this one, or set the options as they were."
-    )
+def pin_settings(path: Path, settings: Mapping[str, Any], holds: str) -> None:
+    """Write the settings that all results of a folder share, or compare them with those it was begun with.
+
+    holds: beginning of the message, for instance "task.output=FOLDER holds an extraction".
+    Raises `ConfigError` naming every setting that differs, `StorageError` for a damaged file.
+    """
+    settings = json.loads(json.dumps(settings))
+    if not path.exists():
+        write_atomically(path, (json.dumps(settings, indent=1, ensure_ascii=False) + "\n").encode())
+        return
+    try:
+        found = dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError):
+        raise StorageError(f"{path} is damaged: choose another folder, task.output=FOLDER.") from None
+    refuse_other_settings(found, settings, holds)
+
+
+def refuse_other_settings(found: Mapping[str, Any], wanted: Mapping[str, Any], holds: str) -> None:
+    """Raise `ConfigError` naming every setting in which the two differ; `holds` begins the message."""
+    keys = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+    if keys:
+        lines = "".join(f"  {key}: {found.get(key)} there, {wanted.get(key)} now\n" for key in keys)
+        raise ConfigError(
+            f"{holds} with other settings, and mixing them would spoil it:\n{lines}"
+            "Choose another folder with task.output=FOLDER, delete this one, or set the options as they were."
+        )
 
 
 def _locked(folder: Path) -> BinaryIO:

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from safetensors.torch import save
 
-from specflow.capture.checks import check_states
+from specflow.capture.checks import check_last_hidden, check_states
 from specflow.capture.collector import Captured
 from specflow.capture.layers import CONVENTION
 from specflow.capture.manifest import Entry, Manifest, file_name, hash_ids, storage_error, write_atomically
@@ -66,6 +66,10 @@ class AsyncWriter:
     def _write(self, captured: Captured) -> None:
         states, ids = captured.hidden_states, captured.token_ids
         check_states(captured.request_id, states, ids, self._layers)
+        tensors = {"hidden_states": states, "token_ids": ids}
+        if captured.last_hidden is not None:
+            check_last_hidden(captured.request_id, captured.last_hidden, ids)
+            tensors["last_hidden"] = captured.last_hidden
         facts = {
             "request_id": captured.request_id,
             "layers": json.dumps(self._layers),
@@ -73,7 +77,7 @@ class AsyncWriter:
             "target": self._target,
             "first_position": str(captured.first_position),
         }
-        content = save({"hidden_states": states, "token_ids": ids}, metadata=facts)
+        content = save(tensors, metadata=facts)
         name = file_name(captured.request_id)
         write_atomically(self._manifest.folder / name, content)
         entry = Entry(
@@ -89,6 +93,7 @@ class AsyncWriter:
             target=self._target,
             bytes=len(content),
             sha256=hashlib.sha256(content).hexdigest(),
+            last_hidden=captured.last_hidden is not None,
         )
         self._manifest.add(entry)
         with self._mutex:

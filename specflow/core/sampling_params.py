@@ -1,7 +1,9 @@
 """Sampling options of one request; names, defaults and order of application are vLLM's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from specflow.errors import ConfigError
 
@@ -69,6 +71,13 @@ class SamplingParams:
     def has_filters(self) -> bool:
         """True when top-k, top-p or min-p cuts the sampled distribution."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+
+def seeded(sampling: SamplingParams, seed: int, index: int) -> SamplingParams:
+    """The same options with a seed of its own for request `index`, derived from the run's unless given."""
+    base = sampling.seed if sampling.seed is not None else seed
+    own = int(np.random.SeedSequence([base & (2**64 - 1), index]).generate_state(1, np.uint64)[0] >> np.uint64(2))
+    return replace(sampling, seed=own)
 
 
 def _check(holds: bool, option: str, value: object, allowed: str) -> None:

@@ -30,7 +30,11 @@ class Task(ABC):
 
     name: str = "task"
     needs: tuple[Kind, ...] = ()  # kinds whose options are checked before the task starts
+    checks_itself: tuple[Kind, ...] = ()  # kinds whose options `check` looks at, because the task fills some of them in
     tracked: bool = True  # False: no output folder, no tracker (listing commands)
+
+    def check(self, config: Mapping[str, Any], registry: "Registry") -> None:
+        """Whether the composition fits the task, before anything is loaded. Raises `ConfigError`."""
 
     @abstractmethod
     def run(self, context: TaskContext) -> RunFinished:

@@ -1,6 +1,5 @@
 """Running a workload through an engine and keeping what was measured."""
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from specflow.core.sampling_params import SamplingParams
+from specflow.core.sampling_params import SamplingParams, seeded
 from specflow.engine.engine import Engine
 from specflow.engine.outputs import RequestOutput
 from specflow.engine.prompts import PromptLike
 from specflow.tracking.events import RequestRow, Series, StepRecord
 from specflow.workloads.base import Prompt
+from specflow.workloads.turns import render_turn
 
 
 @dataclass
@@ -49,7 +49,7 @@ def measure(
     engine.backend.reset_peak_memory()
     for turn in range(max(len(prompt.turns) for prompt in prompts)):
         chosen = [index for index, prompt in enumerate(prompts) if turn < len(prompt.turns)]
-        texts = [_render(prompts[index], turn, conversations[index]) for index in chosen]
+        texts = [render_turn(prompts[index], turn, conversations[index]) for index in chosen]
         _run_turn(engine, prompts, chosen, texts, turn, sampling, result, hooks, seed, request_rate)
         for index, output in zip(chosen, result.outputs[-len(chosen) :], strict=True):
             conversations[index].append({"role": "assistant", "content": output.text})
@@ -93,23 +93,9 @@ def _run_turn(
     result.wall_seconds += time.perf_counter() - begun
 
 
-def seeded(sampling: SamplingParams, seed: int, index: int) -> SamplingParams:
-    """The same options with a seed of its own for every request, derived from the run's unless given."""
-    base = sampling.seed if sampling.seed is not None else seed
-    own = int(np.random.SeedSequence([base & (2**64 - 1), index]).generate_state(1, np.uint64)[0] >> np.uint64(2))
-    return dataclasses.replace(sampling, seed=own)
-
-
 def rendered(prompt: Prompt) -> PromptLike:
     """The first turn as the engine takes it."""
-    return _render(prompt, 0, [])
-
-
-def _render(prompt: Prompt, turn: int, conversation: list[dict[str, str]]) -> PromptLike:
-    if not prompt.chat:
-        return prompt.turns[turn]
-    conversation.append({"role": "user", "content": prompt.turns[turn]})
-    return list(conversation)
+    return render_turn(prompt, 0, [])
 
 
 def _arrivals(count: int, request_rate: float | None, seed: int) -> list[float] | None:

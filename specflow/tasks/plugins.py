@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specflow.errors import PluginError
-from specflow.plugins.component import Kind
+from specflow.plugins.component import TRAINABLE_HEAD, Kind
 from specflow.plugins.registry import RegisteredComponent, Registry
 from specflow.tasks.base import Task, TaskContext
 from specflow.tracking.events import RunFinished
@@ -53,6 +53,8 @@ def component_table(registry: Registry) -> Table:
     for kind in Kind:
         for name, item in registry.components(kind).items():
             table.add_row(*_row(kind, name, item, folders))
+    for name, item in registry.components(TRAINABLE_HEAD).items():  # chosen by +proposer=NAME
+        table.add_row(TRAINABLE_HEAD, *_row(Kind.PROPOSER, name, item, folders)[1:])
     return table
 
 

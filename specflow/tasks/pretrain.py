@@ -56,4 +56,8 @@ def _metrics(result: PretrainResult) -> dict[str, float]:
         "tokens_seen": float(result.tokens_seen),
         "training_tokens_per_second": result.tokens_per_second,
     }
-    return metrics if result.agreement is None else metrics | {"agreement": result.agreement}
+    if result.agreement is not None:
+        metrics["agreement"] = result.agreement
+    for index, share in enumerate(result.agreement_by_draft, start=1):
+        metrics[f"agreement_draft_{index}"] = share
+    return metrics

@@ -3,20 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specflow.tracking.events import Series, StepRecord
+from specflow.tracking.events import Point, Series, StepRecord
 
 __all__ = ["Point", "StepCurves"]
 
 _MOST_POINTS = 200  # per curve and repeat: more than a plot can show
-
-
-@dataclass(frozen=True)
-class Point:
-    """One value of one curve."""
-
-    name: str
-    value: float
-    step: int  # engine steps of the series, counted through all its repeats
 
 
 @dataclass

@@ -71,6 +71,15 @@ class RequestRow:
 
 
 @dataclass(frozen=True)
+class Point:
+    """One value of one curve."""
+
+    name: str
+    value: float
+    step: int  # of a series: engine steps counted through all its repeats; of a training run: optimiser steps
+
+
+@dataclass(frozen=True)
 class RunFinished:
     """The run ended."""
 

@@ -6,7 +6,7 @@ between series; during a long one at most every half minute.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import Any
 from specflow.errors import ConfigError, SpecflowError, StorageError
 from specflow.plugins.hookspecs import hookimpl
 from specflow.tracking.base import Tracker
-from specflow.tracking.curves import Point, StepCurves
-from specflow.tracking.events import RunFinished, RunStarted, Series, StepRecord
+from specflow.tracking.curves import StepCurves
+from specflow.tracking.events import Point, RunFinished, RunStarted, Series, StepRecord
 from specflow.tracking.mlflow_run import MlflowRun
 from specflow.tracking.store_uri import refuse_file_store, resolve_uri, without_password
 
@@ -98,6 +98,13 @@ class MlflowTracker(Tracker):
     def specflow_step_finished(self, record: StepRecord) -> None:
         """Collect a step."""
         self._curves.add(record)
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+            self._flush()
+
+    @hookimpl
+    def specflow_points_measured(self, points: Sequence[Point]) -> None:
+        """Collect points that a task measured itself."""
+        self._pending += points
         if time.monotonic() - self._flushed > _FLUSH_SECONDS:
             self._flush()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specflow.tracking.curves import Point
+from specflow.tracking.events import Point
 from specflow.tracking.flatten import chunks, cut, finite, flatten, safe_name
 from specflow.tracking.store_uri import artifact_location
 

@@ -10,14 +10,16 @@ from transformers import DynamicCache
 from specflow.training.token_data import random_windows
 
 
-def divergence(student: Tensor, teacher: Tensor) -> Tensor:
+def divergence(student: Tensor, teacher: Tensor, counted: Tensor | None = None) -> Tensor:
     """Mean Kullback-Leibler divergence of the student from the teacher, a scalar in nats per position.
 
     student, teacher: logits [..., vocabulary] of any floating type; computed in float32.
+    counted: bool [...], the positions that the mean is over; None is all of them.
     """
-    expected = F.log_softmax(teacher.float().flatten(0, -2), dim=-1)
-    given = F.log_softmax(student.float().flatten(0, -2), dim=-1)
-    return F.kl_div(given, expected, log_target=True, reduction="batchmean")
+    expected = F.log_softmax(teacher.float(), dim=-1)
+    given = F.log_softmax(student.float(), dim=-1)
+    each = F.kl_div(given, expected, log_target=True, reduction="none").sum(dim=-1)
+    return each.mean() if counted is None else (each * counted).sum() / counted.sum()
 
 
 @torch.no_grad()

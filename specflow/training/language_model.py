@@ -14,6 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from specflow.errors import ConfigError
 from specflow.training.distillation import divergence, greedy_agreement, write_target_text
+from specflow.training.parallel_drafting import (
+    Objective,
+    ParallelObjective,
+    find_mask_token,
+    mark_parallel,
+    parallel_agreement,
+)
 from specflow.training.pretrain_options import PretrainOptions, PretrainResult, Progress
 from specflow.training.token_data import Corpus, WindowSampler, encode, even_windows, join_rows, read_corpus
 from specflow.zoo.bundle import resolve
@@ -38,10 +45,13 @@ def pretrain(options: PretrainOptions, on_progress: OnProgress | None = None) ->
     training = encode(tokenizer, corpus.training.texts).to(options.where)
     held_out = encode(tokenizer, corpus.held_out.texts).to(options.where)
     texts = [training, *_target_texts(options, teacher, training, tokenizer.eos_token_id)]
-    run = _Run(options, build_model(options, tokenizer), teacher, texts, held_out, on_progress)
+    model, loss_of = build_model(options, tokenizer), _objective(options, tokenizer)
+    run = _Run(options, model, teacher, texts, held_out, loss_of, on_progress)
     run.train()
     run.restore_best()
     loss = held_out_loss(run.model, held_out, options.sequence_length)
+    if options.parallel_drafts:
+        mark_parallel(run.model.config, find_mask_token(tokenizer), options.parallel_drafts)
     save_model(run.model, tokenizer, options.output)
     return PretrainResult(
         output=options.output,
@@ -59,11 +69,13 @@ def pretrain(options: PretrainOptions, on_progress: OnProgress | None = None) ->
         held_out_bits_per_byte=loss * len(held_out) / corpus.held_out.total_bytes / math.log(2),
         agreement=_agreement(options, run.model, teacher, held_out, tokenizer.eos_token_id),
         history=run.history,
+        agreement_by_draft=_agreement_by_draft(options, run.model, teacher, held_out, tokenizer),
     )
 
 
 def build_model(options: PretrainOptions, tokenizer: Any) -> Qwen3ForCausalLM:
-    """A model of the options' sizes with fresh float32 weights drawn from `options.seed`, on `options.where`."""
+    """A float32 model of the options' sizes on `options.where`; weights drawn from `options.seed`, or those of
+    `initialise_from`. ConfigError when that has other sizes."""
     torch.manual_seed(options.seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -80,7 +92,24 @@ def build_model(options: PretrainOptions, tokenizer: Any) -> Qwen3ForCausalLM:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return Qwen3ForCausalLM(config).to(options.where)
+    model = Qwen3ForCausalLM(config)
+    if options.initialise_from is not None:
+        _copy_weights(options.initialise_from, model)
+    return model.to(options.where)
+
+
+def _copy_weights(source: str, model: Qwen3ForCausalLM) -> None:
+    weights = AutoModelForCausalLM.from_pretrained(resolve(source), dtype=torch.float32).state_dict()
+    wanted = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    found = {name: tuple(weight.shape) for name, weight in weights.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise ConfigError(
+                f"initialise_from={source} has other sizes than the model to train: {name} is "
+                f"{found.get(name, 'missing')} there and {wanted.get(name, 'missing')} here; "
+                "set the sizes of the task to those of that model"
+            )
+    model.load_state_dict(weights)
 
 
 def add_dropout(model: Qwen3ForCausalLM, share: float) -> None:
@@ -111,14 +140,17 @@ def save_model(model: Any, tokenizer: Any, folder: str) -> None:
 
 
 @torch.no_grad()
-def held_out_loss(model: Any, tokens: Tensor, length: int, teacher: Any = None, share: float = 0.0) -> float:
+def held_out_loss(
+    model: Any, tokens: Tensor, length: int, teacher: Any = None, share: float = 0.0, loss_of: Objective | None = None
+) -> float:
     """Mean loss in nats per token over windows side by side.
 
     tokens: int32 [tokens] on the model's device; length: tokens per window.
-    With a teacher, `share` of the loss is the divergence from it, as in training.
+    With a teacher, `share` of the loss is the divergence from it, as in training. loss_of: None is `objective`.
     """
+    loss_of = loss_of or objective
     windows = even_windows(tokens, min(length + 1, len(tokens)))
-    losses = [objective(model, teacher, part, share) * len(part) for part in windows.split(_EVALUATION_WINDOWS)]
+    losses = [loss_of(model, teacher, part, share) * len(part) for part in windows.split(_EVALUATION_WINDOWS)]
     return (torch.stack(losses).sum() / len(windows)).item()
 
 
@@ -147,13 +179,15 @@ class _Run:
         teacher: Any,
         texts: list[Tensor],
         held_out: Tensor,
+        loss_of: Objective,
         on_progress: OnProgress | None,
     ) -> None:
         self.options, self.model, self.teacher, self.held_out = options, model, teacher, held_out
         self.sampler = WindowSampler(texts, options.seed)
         add_dropout(model, options.dropout)
         self.optimizer = _optimizer(options, model)
-        self.objective = torch.compile(objective) if options.compile else objective
+        self.objective = loss_of
+        self.training_objective = torch.compile(loss_of) if options.compile and loss_of is objective else loss_of
         self.on_progress = on_progress or (lambda progress: None)
         self.history: list[tuple[int, float]] = []
         self.best: dict[str, Tensor] = {}
@@ -188,7 +222,7 @@ class _Run:
         windows = self.sampler.batch(self.options.batch_windows, self.options.sequence_length + 1)
         self.model.train()
         with _precision(self.options):
-            loss = self.objective(self.model, self.teacher, windows, self.options.distill_weight)
+            loss = self.training_objective(self.model, self.teacher, windows, self.options.distill_weight)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.gradient_clip)
         self.optimizer.step()
@@ -199,7 +233,12 @@ class _Run:
         self.model.eval()
         with _precision(self.options):
             loss = held_out_loss(
-                self.model, self.held_out, self.options.sequence_length, self.teacher, self.options.distill_weight
+                self.model,
+                self.held_out,
+                self.options.sequence_length,
+                self.teacher,
+                self.options.distill_weight,
+                self.objective,
             )
         self.history.append((step, loss))
         if loss < self.best_loss or not self.best:
@@ -247,7 +286,7 @@ def _prepare(options: PretrainOptions) -> None:
 
 
 def _tokenizer(options: PretrainOptions, corpus: Corpus) -> Any:
-    source = options.tokenizer or options.distill_from
+    source = options.tokenizer or options.distill_from or options.initialise_from
     if source is not None:
         return AutoTokenizer.from_pretrained(resolve(source))
     return train_tokenizer(corpus.training.texts, options.vocabulary_size, options.max_positions)
@@ -282,8 +321,28 @@ def _target_texts(options: PretrainOptions, teacher: Any, training: Tensor, end_
     return [join_rows(rows, end_of_text)]
 
 
+def _objective(options: PretrainOptions, tokenizer: Any) -> Objective:
+    return ParallelObjective(options, find_mask_token(tokenizer)) if options.parallel_drafts else objective
+
+
 def _agreement(options: PretrainOptions, model: Any, teacher: Any, held_out: Tensor, end_of_text: int) -> float | None:
     if teacher is None:
         return None
     prompts = even_windows(held_out, options.agreement_prompt_tokens, options.agreement_prompts)
     return greedy_agreement(model, teacher, prompts, options.agreement_new_tokens, end_of_text)
+
+
+def _agreement_by_draft(
+    options: PretrainOptions, model: Any, teacher: Any, held_out: Tensor, tokenizer: Any
+) -> tuple[float, ...]:
+    if teacher is None or not options.parallel_drafts:
+        return ()
+    return parallel_agreement(
+        model,
+        teacher,
+        even_windows(held_out, options.agreement_prompt_tokens, options.agreement_prompts),
+        options.agreement_new_tokens,
+        tokenizer.eos_token_id,
+        options.parallel_drafts,
+        find_mask_token(tokenizer),
+    )

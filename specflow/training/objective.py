@@ -50,6 +50,8 @@ class TrainableHead(ABC):
     layers: tuple[int, ...]  # target layers to capture; known after `build`
     needs_last_hidden: bool = True
     module: nn.Module
+    can_recompute: bool = False  # understands `recompute`
+    recompute: bool = False  # set by the trainer: layers are computed again in the backward pass, to save memory
     num_speculative_tokens: int  # draft positions that training prepares; the length that evaluation drafts
 
     @abstractmethod

@@ -22,6 +22,8 @@ class PretrainOptions:
     key_value_heads: heads of keys and values; divides `heads`.
     head_dim: width of one head; even.
     max_positions: the longest context the saved model states, in tokens.
+    initialise_from: folder of a model of these sizes whose weights are the first ones (`zoo:draft` is the bundled
+        draft); None draws them.
 
     sequence_length: tokens per training window; longer contexts are untrained.
     batch_windows: windows per optimizer step.
@@ -52,6 +54,10 @@ class PretrainOptions:
     agreement_prompts: held-out prompts on which the agreement with the target is measured at the end.
     agreement_prompt_tokens: tokens per such prompt.
     agreement_new_tokens: tokens the target continues each with.
+
+    parallel_drafts: drafts that the model learns to make in one pass (`proposer=pard`); 0 trains an ordinary model.
+    parallel_keep: share of the places that stay from one draft's rows to the next one's, which spares computing.
+    parallel_keep_least: share of the places that every draft keeps at least.
     """
 
     output: str
@@ -66,6 +72,7 @@ class PretrainOptions:
     key_value_heads: int = 2
     head_dim: int = 64
     max_positions: int = 2048
+    initialise_from: str | None = None
 
     sequence_length: int = 1024
     batch_windows: int = 64
@@ -98,6 +105,10 @@ class PretrainOptions:
     agreement_prompt_tokens: int = 128
     agreement_new_tokens: int = 128
 
+    parallel_drafts: int = 0
+    parallel_keep: float = 0.7
+    parallel_keep_least: float = 0.2
+
     @property
     def where(self) -> str:
         """The device in force."""
@@ -118,6 +129,16 @@ class PretrainOptions:
             raise ConfigError(f"distill_weight is {self.distill_weight}; it is a share, from 0 to 1")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}; it is a share, at least 0 and below 1")
+        if self.parallel_drafts < 0:
+            raise ConfigError(f"parallel_drafts is {self.parallel_drafts}; it is 0 (an ordinary model) or more")
+        if self.parallel_drafts > min(self.sequence_length, self.agreement_new_tokens):
+            raise ConfigError(
+                f"parallel_drafts {self.parallel_drafts} exceeds sequence_length {self.sequence_length} or "
+                f"agreement_new_tokens {self.agreement_new_tokens}: raise those"
+            )
+        for name in ("parallel_keep", "parallel_keep_least"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it is a share, above 0 and at most 1")
         for name in ("steps", "batch_windows", "sequence_length", "evaluate_every", "log_every", "vocabulary_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -164,6 +185,8 @@ class PretrainResult:
     held_out_bits_per_byte: the same in bits per byte of text.
     agreement: share of the target's greedy held-out tokens that are also this model's argmax; None without a target.
     history: (step, held-out objective) at every measurement.
+    agreement_by_draft: of a parallel drafter, for each of its drafts the share of places at which it and all drafts
+        before it are what the target chose; empty for an ordinary model and without a target.
     """
 
     output: str
@@ -181,6 +204,7 @@ class PretrainResult:
     held_out_bits_per_byte: float
     agreement: float | None
     history: list[tuple[int, float]] = field(default_factory=list)
+    agreement_by_draft: tuple[float, ...] = ()
 
     @property
     def tokens_per_second(self) -> float:

@@ -13,7 +13,10 @@ from specflow.training.pretrain_options import PretrainOptions, PretrainResult, 
 
 
 def result(agreement: float | None) -> PretrainResult:
-    return PretrainResult("out", 1000, 5, 0, 400, 100, 0, 800, 2.0, 3.5, 10, 3.25, 1.5, agreement)
+    by_draft = () if agreement is None else (0.75, 0.5)
+    return PretrainResult(
+        "out", 1000, 5, 0, 400, 100, 0, 800, 2.0, 3.5, 10, 3.25, 1.5, agreement, agreement_by_draft=by_draft
+    )
 
 
 @pytest.mark.parametrize("agreement", [None, 0.75])
@@ -31,6 +34,7 @@ def test_measurements_become_metrics(agreement: float | None, monkeypatch: pytes
     assert finished.metrics["held_out_loss"] == 3.25
     assert finished.metrics["training_tokens_per_second"] == 400.0
     assert finished.metrics.get("agreement") == agreement
+    assert finished.metrics.get("agreement_draft_2") == (None if agreement is None else 0.5)
     shown = capsys.readouterr()
     assert "loss 3.500" in shown.err
     assert "1,234 tokens/s" in shown.err
