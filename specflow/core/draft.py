@@ -33,6 +33,9 @@ class VerifyInputs:
     rounds: torch.Tensor  # [B] int64: verification steps this request has seen, for randomness that must be fresh
     draft_logits: torch.Tensor | None  # [B, K, V] float32, see `Draft.logits`
     all_greedy: bool  # host knowledge: every temperature is 0
+    # [B] int64: row of each request in draft_logits, which then is [slots, K, V]; None: it has B rows in order. Only a
+    # sampler that `reads_draft_slots` gets them, all others a gathered copy.
+    draft_slots: torch.Tensor | None = None
     scaled: bool = True  # host knowledge: sampling rows are divided by their temperature; else the sampler has to
 
 

@@ -140,6 +140,8 @@ class StepRunner:
         width = self._limits.num_speculative_tokens if drafts.any() else 0
         steps = torch.arange(width, device=slots.device)
         ids = buffers.tokens.device[slots.unsqueeze(1), positions.unsqueeze(1) + steps]
+        laws = buffers.draft_logits if width else None
+        in_place = laws is not None and self._sampler.reads_draft_slots
         return VerifyInputs(
             cu_rows=buffers.ints("verify.cu_rows", np.concatenate([[0], np.cumsum(drafts + 1)])),
             draft_ids=ids.masked_fill(steps >= num_drafts.unsqueeze(1), -1),
@@ -150,7 +152,8 @@ class StepRunner:
             ),
             seeds=buffers.ints("verify.seeds", _array([request.seed for request in requests])),
             rounds=buffers.ints("verify.rounds", _array([request.steps for request in requests])),
-            draft_logits=buffers.draft_logits[slots] if buffers.draft_logits is not None and width else None,
+            draft_logits=laws if in_place or laws is None else laws[slots],
+            draft_slots=slots if in_place else None,
             all_greedy=all(request.sampling.greedy for request in requests),
             scaled=scaled,
         )

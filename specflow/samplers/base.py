@@ -19,6 +19,7 @@ class Sampler(ABC):
     lossless: bool = True
     seed_exact: bool = False  # under a seed, sampled output equals plain decoding's token by token
     needs_draft_logits: bool = True  # reads `VerifyInputs.draft_logits`; False: nobody stores them
+    reads_draft_slots: bool = False  # takes draft logits where they are stored, see `VerifyInputs.draft_slots`
     draft_domain: int = DRAFT  # domain of the noise that probabilistic drafts are drawn with
     fresh_draft_noise: bool = False  # a position drafted again in a later step must get new noise
     applies_temperature: bool = False  # divides raw logits by the temperature itself, see `VerifyInputs.scaled`

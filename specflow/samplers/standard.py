@@ -44,7 +44,7 @@ class StandardSampler(SequentialSampler):
         """Choose the kernels; a subclass with another rule keeps the torch path, which asks it."""
         if type(self).judge is StandardSampler.judge and type(self).final_law is SequentialSampler.final_law:
             self._pipeline = pipeline_for(self._kernels, limits.device, self._noise_dtype)
-        self.applies_temperature = self._pipeline is not None
+        self.applies_temperature = self.reads_draft_slots = self._pipeline is not None
 
     def warm_up(self, limits: EngineLimits, *, draft_laws: bool) -> None:
         """See `Sampler.warm_up`."""
@@ -54,7 +54,7 @@ class StandardSampler(SequentialSampler):
     def verify(self, logits: torch.Tensor, inputs: VerifyInputs) -> Verdict:
         """See `Sampler.verify`; both ways emit the same tokens under the same seeds."""
         if self._pipeline is not None:
-            return self._pipeline.verify(logits, inputs)
+            return self._pipeline.verify(logits, inputs, inputs.draft_slots)
         return super().verify(logits, inputs)
 
     def judge(self, logits: torch.Tensor, rows: torch.Tensor, inputs: VerifyInputs) -> Judgement:
