@@ -202,12 +202,12 @@ def sweep(options: argparse.Namespace, batch: int, k: int, bandwidth: float) -> 
 
 def shapes_to_try(base: LaunchShape, mode: str) -> list[LaunchShape]:
     """The given shape and what changes it: block and warps together, else one thing."""
-    blocks = ((2048, 4), (4096, 4), (4096, 8), (8192, 8), (8192, 16), (16384, 16))
+    blocks = ((2048, 1, 2), (4096, 2, 4), (4096, 4, 4), (4096, 8, 8), (8192, 4, 8), (8192, 8, 8), (16384, 8, 16))
     changes: list[dict[str, Any]] = [{}, {"evict_first": not base.evict_first}, {"overlap": not base.overlap}]
     changes += [{"finish_warps": warps} for warps in (2, 8)]
-    changes += [{"block": block, "stats_warps": warps, "masses_warps": warps} for block, warps in blocks]
+    changes += [{"block": block, "stats_warps": stats, "masses_warps": masses} for block, stats, masses in blocks]
     if mode == "probabilistic":
-        changes += [{"masses_warps": 4}, {"masses_warps": 16}]
+        changes += [{"masses_warps": 2}, {"masses_warps": 8}]
     return list(dict.fromkeys(replace(base, **change) for change in changes))
 
 
@@ -225,7 +225,11 @@ def breakdown(options: argparse.Namespace, batch: int, k: int) -> None:
         cases = ring(mode, batch, k, options.vocab, torch.cuda.get_device_properties(0).L2_cache_size)
         pipeline = RejectionPipeline(shape=shape_from(options, batch * (k + 1)))
         together = time_of(pipeline.verify, cases, options.repeats)
-        names = ["block_stats_kernel", *(["masses_kernel"] if mode == "probabilistic" else []), "finish_kernel"]
+        names = [
+            "block_stats_kernel",
+            *(["reject_kernel", "masses_kernel"] if mode == "probabilistic" else []),
+            "finish_kernel",
+        ]
         parts = [f"{name} {_alone(name, pipeline, cases, options.repeats):.1f}" for name in names]
         print(f"  {mode:13} {', '.join(parts)}; all {together:.1f}", flush=True)
 

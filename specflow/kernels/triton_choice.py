@@ -2,14 +2,19 @@
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
 
 from specflow.errors import ConfigError
-from specflow.kernels.rejection import triton_available
 
 KernelChoice = Literal["auto", "torch", "triton"]
+
+
+def triton_available() -> bool:
+    """True when triton can be imported; says nothing about a device."""
+    return find_spec("triton") is not None
 
 
 def check_kernels(kernels: KernelChoice, option: str) -> None:

@@ -17,6 +17,7 @@ from specflow.kernels.rejection.block_stats import block_stats_kernel
 from specflow.kernels.rejection.finish import finish_kernel
 from specflow.kernels.rejection.masses import masses_kernel
 from specflow.kernels.rejection.pipeline import RejectionPipeline
+from specflow.kernels.rejection.reject import reject_kernel
 from specflow.kernels.rejection.workspace import LaunchShape
 from specflow.samplers.standard import StandardOptions, StandardSampler
 
@@ -42,7 +43,10 @@ def test_tokens_equal_the_torch_path(batch: int, k: int, vocab: int, dtype: torc
         assert same(RejectionPipeline().verify(*case), plain(*case))
 
 
-@pytest.mark.parametrize("shape", [LaunchShape(overlap=True), LaunchShape(block=2048, stats_warps=4, masses_warps=4)])
+@pytest.mark.parametrize(
+    "shape",
+    [LaunchShape(overlap=False), LaunchShape(block=2048, stats_warps=1), LaunchShape(block=8192, masses_warps=8)],
+)
 @pytest.mark.parametrize("with_law", [False, True])
 def test_launch_shapes_do_not_matter(shape: LaunchShape, with_law: bool) -> None:
     """Several calls in a row, so that a kernel that starts too early would read what the call before has left."""
@@ -61,7 +65,7 @@ def test_no_step_compiles_after_warming_up(draft_laws: bool) -> None:
     )  # fmt: skip
     pipeline = RejectionPipeline()
     pipeline.warm_up(limits, draft_laws=draft_laws)
-    kernels = (block_stats_kernel, masses_kernel, finish_kernel)
+    kernels = (block_stats_kernel, reject_kernel, masses_kernel, finish_kernel)
     before = [_variants(kernel) for kernel in kernels]
     for batch, k, heat in itertools.product((1, 3, 8, 9), (0, 3), (0.0, 1.0, None)):
         logits, inputs = make_case(batch, k, 3000, dtype=torch.bfloat16, heat=heat, with_law=draft_laws)

@@ -15,8 +15,8 @@ from specflow.kernels.rejection.workspace import LaunchShape  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in Triton's interpreter
 
-SHAPE = LaunchShape(block=1024)
-VOCAB = 2900
+SHAPE = LaunchShape(block=2048, stats_warps=2, masses_warps=4)  # parts of two chunks, of one for the masses
+VOCAB = 3900
 
 
 @triton.jit
@@ -57,7 +57,7 @@ class Stages:
         self.pipeline = RejectionPipeline(shape=SHAPE)
         self.verdict = self.pipeline.verify(self.logits, self.inputs)
         (self.space,) = self.pipeline.workspaces.values()
-        self.stats = reference.block_stats(self.logits, self.inputs, SHAPE.block)
+        self.stats = reference.block_stats(self.logits, self.inputs, SHAPE.part)
         self.decision = reference.reject(self.logits, self.inputs, self.stats)
         self.greedy = self.inputs.temperature == 0
         self.draws = self.decision.kind != reference.DONE
@@ -112,7 +112,7 @@ def test_rejection(stages: Stages) -> None:
 def test_masses() -> None:
     """Of [p - q]+ after a rejection and of p otherwise, up to one constant per request."""
     stages = Stages(with_law=True)
-    expected = log_masses(*reference.masses(stages.law, SHAPE.block))
+    expected = log_masses(*reference.masses(stages.law, SHAPE.law_part))
     mine = log_masses(stages.buffer("law_max"), stages.buffer("law_chunks"))
     residual = stages.decision.kind == reference.RESIDUAL
     assert residual.any()
@@ -126,7 +126,7 @@ def log_masses(top: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
 
 
 def test_draw_and_insert(stages: Stages) -> None:
-    masses = reference.masses(stages.law, SHAPE.block)
+    masses = reference.masses(stages.law, SHAPE.law_part)
     drawn = reference.draw(stages.law, stages.inputs, stages.decision, *masses)
     expected = reference.insert(stages.inputs, stages.decision, drawn)
     assert stages.draws.any()
@@ -136,7 +136,7 @@ def test_draw_and_insert(stages: Stages) -> None:
 
 
 def test_the_reference_draws_as_the_samplers_do(stages: Stages) -> None:
-    masses = reference.masses(stages.law, SHAPE.block)
+    masses = reference.masses(stages.law, SHAPE.law_part)
     for dtype in (torch.float32, torch.float64):
         drawn = reference.draw(stages.law, stages.inputs, stages.decision, *masses, dtype)
         positions = stages.inputs.positions + stages.decision.accepted

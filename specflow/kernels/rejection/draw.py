@@ -30,14 +30,14 @@ def log_mass(values, FAST: tl.constexpr):
 
 
 @triton.jit
-def log_masses(place, maxima, sums, NB: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr, FAST: tl.constexpr):
-    """Log masses of all chunks [NCP] from their sums relative to their block's maximum; -inf where there is none.
+def log_masses(place, maxima, sums, NL: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr, FAST: tl.constexpr):
+    """Log masses of all chunks [NCP] from their sums relative to their part's maximum; -inf where there is none.
 
-    maxima [_, NB] and sums [_, NC]; place is the row that counts.
+    maxima [_, NL] and sums [_, NC]; place is the row that counts.
     """
     chunks = tl.arange(0, NCP)
     seen = chunks < NC
-    top = tl.load(maxima + place * NB + chunks // (NC // NB), mask=seen, other=float("-inf"), cache_modifier=".cg")
+    top = tl.load(maxima + place * NL + chunks // (NC // NL), mask=seen, other=float("-inf"), cache_modifier=".cg")
     total = tl.load(sums + place * NC + chunks, mask=seen, other=0.0, cache_modifier=".cg")
     return top + safe_log(total, FAST)
 
@@ -103,18 +103,18 @@ def chunk_without(
 def draw_token(
     request, accepted, kind, rejected, norm_p, norm_q, position, seed, row, slot, inverse,
     logits, logits_stride, draft_logits, draft_stride_b, draft_stride_k, target_max, maxima, sums,
-    V: tl.constexpr, K: tl.constexpr, NB: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr, CAP: tl.constexpr,
-    HAS_DRAFT: tl.constexpr, SCALE: tl.constexpr, FP64: tl.constexpr, FAST: tl.constexpr,
+    V: tl.constexpr, K: tl.constexpr, NP: tl.constexpr, NL: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr,
+    CAP: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALE: tl.constexpr, FP64: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """The last token of a sampling request, int32; 0 when every logit of its row is -inf.
 
-    maxima and sums: of the request's law with sampled drafts, else of row `accepted` of the block statistics.
+    maxima (of NL parts) and sums: of the request's law with sampled drafts, else of row `accepted` of the statistics.
     """
     lanes = tl.arange(0, CHUNK_IDS)
     chunks = tl.arange(0, NCP)
     place = request * (K + 1) + accepted
     row_ptr = logits + (row + accepted) * logits_stride
-    masses = log_masses(request if HAS_DRAFT else place, maxima, sums, NB, NC, NCP, FAST)
+    masses = log_masses(request if HAS_DRAFT else place, maxima, sums, NL, NC, NCP, FAST)
     first, second = noise_keys(seed, position + accepted, TARGET)
     of_chunks = target_gumbel(first, second, chunks + CHUNK_IDS, FP64, FAST)
     without = tl.where(kind == ONE_HOT, rejected, -1)
@@ -133,7 +133,7 @@ def draw_token(
         if kind == RESIDUAL:
             law_ptr = draft_logits + slot * draft_stride_b + accepted * draft_stride_k
             scores = tl.load(law_ptr + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
-            top = tl.load(target_max + place * NB + chunk // (NC // NB), cache_modifier=".cg")
+            top = tl.load(target_max + place * NP + chunk // (NC // NP), cache_modifier=".cg")
             values = safe_log(residual_masses(values, scores, norm_p, norm_q, top, FAST), FAST)
     values = tl.where(ids == without, float("-inf"), values)
     _, token = best_of(values, target_gumbel(first, second, lanes, FP64, FAST), ids, FP64)

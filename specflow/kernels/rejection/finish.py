@@ -15,9 +15,8 @@ from specflow.kernels.rejection.rows import DONE, inverse_of
 
 @triton.jit(
     do_not_specialize_on_alignment=[
-        "cu_rows", "draft_ids", "num_drafts", "positions", "temperature", "seeds", "draft_slots",
-        "target_max", "target_sum", "target_arg", "target_chunks", "draft_max", "draft_sum", "draft_logit",
-        "draft_score", "law_max", "law_chunks", "decision", "norms", "token_ids", "num_emitted", "num_accepted",
+        "cu_rows", "draft_ids", "num_drafts", "positions", "temperature", "seeds", "draft_slots", "draft_logit",
+        "draft_score", "decision", "norms", "token_ids", "num_emitted", "num_accepted",
     ]
 )  # fmt: skip
 def finish_kernel(
@@ -25,11 +24,11 @@ def finish_kernel(
     draft_logits, draft_slots, draft_stride_b, draft_stride_k,
     target_max, target_sum, target_arg, target_chunks, draft_max, draft_sum, draft_logit, draft_score,
     law_max, law_chunks, decision, norms, token_ids, num_emitted, num_accepted,
-    V: tl.constexpr, K: tl.constexpr, NB: tl.constexpr, KP: tl.constexpr, NBP: tl.constexpr,
-    NC: tl.constexpr, NCP: tl.constexpr, CAP: tl.constexpr, HAS_DRAFT: tl.constexpr, ALL_GREEDY: tl.constexpr,
-    SCALE: tl.constexpr, FP64: tl.constexpr, FAST: tl.constexpr, OVERLAP: tl.constexpr,
+    V: tl.constexpr, K: tl.constexpr, NP: tl.constexpr, KP: tl.constexpr, NPP: tl.constexpr,
+    NL: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr, CAP: tl.constexpr, HAS_DRAFT: tl.constexpr,
+    ALL_GREEDY: tl.constexpr, SCALE: tl.constexpr, FP64: tl.constexpr, FAST: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B,). With sampled drafts the decision is `masses_kernel`'s, else it is made here, and written down."""
+    """Grid (B,). With sampled drafts the decision is `reject_kernel`'s, else it is made here, and written down."""
     request = tl.program_id(0)
     row = tl.load(cu_rows + request)
     position = tl.load(positions + request)
@@ -43,7 +42,7 @@ def finish_kernel(
         accepted, kind, token, norm_p, norm_q = judge_request(
             request, draft_ids, num_drafts, positions, temperature, seeds,
             target_max, target_sum, target_arg, draft_max, draft_sum, draft_logit, draft_score,
-            V, K, NB, KP, NBP, False, ALL_GREEDY,
+            V, K, NP, KP, NPP, False, ALL_GREEDY, FAST,
         )  # fmt: skip
         store_decision(request, accepted, kind, token, norm_p, norm_q, decision, norms)
     if not ALL_GREEDY:  # noqa: SIM102
@@ -52,6 +51,6 @@ def finish_kernel(
                 request, accepted, kind, token, norm_p, norm_q, position, seed, row, slot, inverse,
                 logits, logits_stride, draft_logits, draft_stride_b, draft_stride_k, target_max,
                 law_max if HAS_DRAFT else target_max, law_chunks if HAS_DRAFT else target_chunks,
-                V, K, NB, NC, NCP, CAP, HAS_DRAFT, SCALE, FP64, FAST,
+                V, K, NP, NL if HAS_DRAFT else NP, NC, NCP, CAP, HAS_DRAFT, SCALE, FP64, FAST,
             )  # fmt: skip
     insert_request(request, accepted, token, draft_ids, token_ids, num_emitted, num_accepted, K, KP)

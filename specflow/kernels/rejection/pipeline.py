@@ -10,7 +10,15 @@ from specflow.core.limits import EngineLimits
 from specflow.kernels.rejection.block_stats import block_stats_kernel
 from specflow.kernels.rejection.finish import finish_kernel
 from specflow.kernels.rejection.masses import masses_kernel
-from specflow.kernels.rejection.workspace import LaunchShape, Workspace, launch_shape, power_of_two
+from specflow.kernels.rejection.reject import reject_kernel
+from specflow.kernels.rejection.workspace import (
+    LaunchShape,
+    Workspace,
+    blocks_of,
+    can_overlap,
+    launch_shape,
+    power_of_two,
+)
 from specflow.kernels.triton_choice import device_of
 
 
@@ -106,11 +114,14 @@ class RejectionPipeline:
             "V": vocab_size,
             "K": width,
             "KP": power_of_two(width + 1),
-            "NB": space.blocks,
-            "NBP": power_of_two(space.blocks),
+            "NP": space.parts,
+            "NPP": power_of_two(space.parts),
+            "NL": space.law_parts,
             "NC": space.chunks,
             "NCP": power_of_two(space.chunks),
             "BLOCK": shape.block,
+            "PART": shape.part,
+            "LAW_PART": shape.law_part,
             "CAP": torch.finfo(torch.float32 if scale else logits.dtype).max,
             "HAS_DRAFT": draft is not None,
             "ALL_GREEDY": inputs.all_greedy,
@@ -118,7 +129,7 @@ class RejectionPipeline:
             "FP64": self._noise_dtype == torch.float64,
             "FAST": logits.is_cuda and torch.version.hip is None,
             "EVICT": "evict_first" if shape.evict_first else "",
-            "OVERLAP": shape.overlap and logits.is_cuda and torch.version.hip is None,
+            "OVERLAP": shape.overlap and can_overlap(logits.device),
         }
 
 
@@ -141,11 +152,13 @@ def _idle_inputs(width: int, limits: EngineLimits, with_law: bool, greedy: bool,
 
 
 def _launch(arguments: dict[str, Any], shape: LaunchShape) -> None:
-    """Two kernels, or three where drafts were sampled."""
-    batch, blocks, sampled = arguments["batch"], arguments["NB"], arguments["HAS_DRAFT"]
+    """Two kernels, or four where drafts were sampled."""
+    batch, sampled = arguments["batch"], arguments["HAS_DRAFT"]
+    blocks = blocks_of(arguments["V"], shape.block)
     rows = arguments["K"] + 1 + (arguments["K"] if sampled else 0)
     _run(block_stats_kernel, (blocks, rows, batch), arguments, shape.stats_warps)
     if sampled:
+        _run(reject_kernel, (batch,), arguments, shape.finish_warps, follows=True)
         _run(masses_kernel, (blocks, batch), arguments, shape.masses_warps, follows=True)
     _run(finish_kernel, (batch,), arguments, shape.finish_warps, follows=True)
 

@@ -51,12 +51,6 @@ def natural_exp(value, FAST: tl.constexpr):
 
 
 @triton.jit
-def chunk_sums(logits, top, FAST: tl.constexpr):
-    """Sums of exp(logits - top) of the chunks of a tile [CHUNKS, WIDTH]: 0 where all is -inf, NaN where a NaN is."""
-    return tl.sum(natural_exp(logits - finite(top), FAST), axis=1)
-
-
-@triton.jit
 def finite(top):
     """A maximum to subtract: 0 in place of -inf."""
     return tl.where(top == float("-inf"), 0.0, top)
@@ -71,24 +65,6 @@ def residual_masses(values, scores, norm_p, norm_q, top, FAST: tl.constexpr):
     shift = finite(top)
     p = natural_exp(values - shift, FAST)
     return tl.maximum(p - natural_exp(scores - (norm_q - (norm_p - shift)), FAST), 0.0)
-
-
-@triton.jit
-def tile_ids(block, CHUNKS: tl.constexpr, WIDTH: tl.constexpr):
-    """Ids of a tile [CHUNKS, WIDTH], int32, ascending."""
-    chunks = tl.arange(0, CHUNKS) * WIDTH + block * (CHUNKS * WIDTH)
-    return chunks[:, None] + tl.arange(0, WIDTH)[None, :]
-
-
-@triton.jit
-def first_chunk(chunk_max, top, block, CHUNKS: tl.constexpr, WIDTH: tl.constexpr):
-    """Ids [WIDTH] of the first chunk of a tile that holds its top value.
-
-    Looking for the id in one chunk instead of the whole tile costs a second read of a few elements, from a cache,
-    and saves three operations on every element.
-    """
-    chunk = tl.min(tl.where(chunk_max >= top, tl.arange(0, CHUNKS), CHUNKS - 1))
-    return (block * CHUNKS + chunk) * WIDTH + tl.arange(0, WIDTH)
 
 
 @triton.jit
