@@ -34,3 +34,5 @@ class AttentionInputs:
     block_table: torch.Tensor  # [B, max_blocks] int64
     seq_len: torch.Tensor  # [B] int64: key positions that exist after this step's writes
     groups: Sequence[QueryGroup]
+    # [B+1] int64: first token of each request, T at the end. None: known from the groups alone.
+    query_start: torch.Tensor | None = None

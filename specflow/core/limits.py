@@ -1,8 +1,11 @@
 """Sizes that are fixed once, before the first step, and never change afterwards."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+
+PagedKernelsName = Literal["torch", "triton"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +22,7 @@ class EngineLimits:
     vocab_size: int  # V, columns of the target's logits
     device: torch.device
     dtype: torch.dtype  # of the target's activations and KV pages
+    paged_kernels: PagedKernelsName = "torch"  # what reads and writes KV pages, a proposer's own as well
 
     @property
     def table_width(self) -> int:

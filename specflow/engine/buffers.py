@@ -93,18 +93,20 @@ class StepBuffers:
         device_slots = self._slots.fill(slots)
         device_positions = self._positions.fill(positions)
         seq_len = starts + lengths
+        query_start = self._query_start.fill(np.concatenate([[0], ends]))
         attention = AttentionInputs(
             positions=device_positions,
             slot_mapping=self._slot_mapping.fill(mapping),
             block_table=self.blocks.device[device_slots],
             seq_len=self._seq_len.fill(seq_len),
             groups=plan_groups(lengths, seq_len, block_table, size),
+            query_start=query_start,
         )
         return PackedBatch(
             token_ids=self.tokens.device[device_slots[self._owners.fill(owners)], device_positions],
             positions=device_positions,
             slots=device_slots,
-            query_start=self._query_start.fill(np.concatenate([[0], ends])),
+            query_start=query_start,
             logit_rows=self._logit_rows.fill(np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)),
             attention=attention,
             query_len_host=lengths,

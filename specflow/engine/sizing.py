@@ -38,6 +38,7 @@ def fix_limits(sizes: SchedulerSizes, facts: TargetFacts, proposer: Proposer | N
         vocab_size=facts.vocab_size,
         device=backend.device,
         dtype=facts.dtype,
+        paged_kernels=facts.paged_kernels,
     )
 
 

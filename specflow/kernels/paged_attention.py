@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from specflow.core.attention import AttentionInputs, QueryGroup
+from specflow.kernels.rotary import rotate
 
 # Past this many query tokens the folded mask, with one row per query head and token, costs more than folding saves.
 _MOST_FOLDED = 64
@@ -50,13 +51,47 @@ def _contiguous_start(blocks: np.ndarray, length: int, block_size: int) -> int |
     return int(blocks[0]) * block_size
 
 
-def write_pages(pages: torch.Tensor, slot_mapping: torch.Tensor, values: torch.Tensor) -> None:
-    """Store values [T, Hkv, D] at their slots of pages [num_blocks, block_size, Hkv, D], in place."""
-    if values.dtype == torch.float16:
+def write_pages(pages: torch.Tensor, slot_mapping: torch.Tensor, values: torch.Tensor, *, clean: bool = False) -> None:
+    """Store values [T, Hkv, D] at their slots of pages [num_blocks, block_size, Hkv, D], in place.
+
+    NaN becomes 0 and infinity the largest number in float16, and with `clean` in every dtype.
+    """
+    if clean or values.dtype == torch.float16:
         # Half precision overflows in some models; a NaN left behind would spoil whoever gets the block next,
         # because a masked key still multiplies its value by zero.
         values = values.nan_to_num()
     pages.view(-1, *pages.shape[2:]).index_copy_(0, slot_mapping, values)
+
+
+def write_keys_values(
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    clean: bool = False,
+) -> None:
+    """`write_pages` for keys [T, Hkv, Dk] and values [T, Hkv, Dv] of the same slots."""
+    write_pages(key_pages, slot_mapping, keys, clean=clean)
+    write_pages(value_pages, slot_mapping, values, clean=clean)
+
+
+def rotate_and_write(
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    heads: torch.Tensor,
+    values: torch.Tensor,
+    rotary_rows: torch.Tensor,
+) -> torch.Tensor:
+    """Rotate queries and keys, heads [T, Hq + Hkv, D], store the keys and values [T, Hkv, D]; returns the queries.
+
+    rotary_rows [T, 2, 1, D]: see `rotary.RotaryTable`.
+    """
+    rotated, num_queries = rotate(heads, rotary_rows), heads.shape[1] - values.shape[1]
+    write_keys_values(key_pages, value_pages, slot_mapping, rotated[:, num_queries:], values)
+    return rotated[:, :num_queries]
 
 
 def paged_attention(

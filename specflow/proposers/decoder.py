@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from specflow.checkpoints.decoder import DecoderWeights, LayerWeights
 from specflow.checkpoints.decoder_config import DecoderConfig
 from specflow.core.attention import AttentionInputs
-from specflow.kernels.paged_attention import paged_attention
-from specflow.kernels.rotary import RotaryTable, rotary_table, rotate
+from specflow.core.limits import PagedKernelsName
+from specflow.kernels.paged_kernels import PagedKernels, paged_kernels
+from specflow.kernels.rotary import RotaryTable, rotary_table
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,23 @@ class DecoderInputs:
 class Decoder:
     """Weights, their pages and their rotary table."""
 
-    def __init__(self, weights: DecoderWeights, *, num_blocks: int, block_size: int, num_positions: int) -> None:
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_positions: int,
+        kernels: PagedKernelsName = "torch",
+    ) -> None:
         """Allocate pages for num_blocks blocks and rotary entries for positions 0 … num_positions-1."""
         config = weights.config
         device, dtype = weights.embedding.device, weights.embedding.dtype
         self.weights = weights
+        self.kernels = paged_kernels(kernels)
         self.block_size = block_size
         self.rotary: RotaryTable = rotary_table(config.rope, num_positions, device, dtype)
-        # Keys and values of a token lie side by side, so that one copy writes both.
+        # Keys and values of a token lie side by side.
         shape = (num_blocks, block_size, 2 * config.num_kv_heads, config.head_dim)
         self.pages = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_layers)]
 
@@ -42,7 +52,7 @@ class Decoder:
         """Run packed tokens [T] int64, writing their keys and values; returns the residual stream [T, E]."""
         hidden = self.weights.embedding.index_select(0, token_ids)
         for layer, pages, window in zip(self.weights.layers, self.pages, self.weights.config.windows, strict=True):
-            hidden = _attend(hidden, layer, pages, inputs, self.weights.config, window)
+            hidden = _attend(hidden, layer, pages, inputs, self.weights.config, window, self.kernels)
             hidden = _feed_forward(hidden, layer, self.weights.config.norm_eps)
         return hidden
 
@@ -68,6 +78,7 @@ def _attend(
     inputs: DecoderInputs,
     config: DecoderConfig,
     window: int | None,
+    kernels: PagedKernels,
 ) -> torch.Tensor:
     """Residual stream [T, E] plus attention."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
@@ -76,26 +87,17 @@ def _attend(
     turned = qkv[:, : heads + kv_heads]
     if layer.qk_norm is not None:
         turned = rms_norm(turned, layer.qk_norm, config.norm_eps)
-    turned = rotate(turned, inputs.rotary_rows)
-    _write(pages, inputs.attention.slot_mapping, turned[:, heads:], qkv[:, heads + kv_heads :])
-    output = paged_attention(
-        turned[:, :heads],
-        pages[:, :, :kv_heads],
-        pages[:, :, kv_heads:],
+    both = pages[:, :, :kv_heads], pages[:, :, kv_heads:]
+    slots, values = inputs.attention.slot_mapping, qkv[:, heads + kv_heads :]
+    query = kernels.rotate_and_write(*both, slots, turned, values, inputs.rotary_rows)
+    output = kernels.attend(
+        query,
+        *both,
         inputs.attention,
         scale=config.head_dim**-0.5,
         window=window,
     )
     return hidden + linear(output.flatten(1), layer.output, layer.output_bias)
-
-
-def _write(pages: torch.Tensor, slot_mapping: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Store keys and values [T, Hkv, D] at their slots of pages [num_blocks, block_size, 2 Hkv, D]."""
-    both = torch.cat([keys, values], 1)
-    if both.dtype == torch.float16:
-        # Half precision overflows in some models; a NaN left in a page would spoil whoever gets the block next.
-        both = both.nan_to_num_()
-    pages.view(-1, *pages.shape[2:]).index_copy_(0, slot_mapping, both)
 
 
 def _feed_forward(hidden: torch.Tensor, layer: LayerWeights, eps: float) -> torch.Tensor:

@@ -25,6 +25,7 @@ class DraftPages:
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,
             num_positions=limits.table_width,
+            kernels=limits.paged_kernels,
         )
         fused = CpuDecoderSteps.serves(self.decoder)
         self.steps = CpuDecoderSteps(self.decoder, limits.table_width) if fused else None

@@ -6,7 +6,7 @@ from torch import Tensor
 from specflow.core.attention import AttentionInputs
 from specflow.core.limits import EngineLimits
 from specflow.heads.layers import Attend, LayerShape
-from specflow.kernels.paged_attention import paged_attention
+from specflow.kernels.paged_kernels import paged_kernels
 
 
 class HeadPages:
@@ -25,14 +25,14 @@ class HeadPages:
         self.block_size = limits.block_size
         self.stacked = torch.zeros((len(windows), *size), device=limits.device, dtype=dtype)
         self.layers = list(self.stacked.unbind(0))
+        self.kernels = paged_kernels(limits.paged_kernels)
         self._causal = causal or (True,) * len(windows)
         self._windows, self._scale, self._kv_heads = windows, shape.head_dim**-0.5, shape.num_kv_heads
 
     def write(self, layer: int, slot_mapping: Tensor, key: Tensor, value: Tensor) -> None:
         """Store keys and values [T, Hkv, D] at slots [T] int64."""
         # States overflow in some half-precision targets; a NaN left in a page would spoil whoever gets the block next.
-        both = torch.cat([key, value], 1).nan_to_num_()
-        self.layers[layer].view(-1, *self.layers[layer].shape[2:]).index_copy_(0, slot_mapping, both)
+        self.kernels.write(*self._pair(layer), slot_mapping, key, value, clean=True)
 
     def write_all(self, slot_mapping: Tensor, keys_values: Tensor) -> None:
         """Store keys and values of all layers, [L, T, 2 Hkv, D], at slots [T] int64."""
@@ -43,11 +43,9 @@ class HeadPages:
 
         def run(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             self.write(layer, inputs.slot_mapping, key, value)
-            pages = self.layers[layer]
-            return paged_attention(
+            return self.kernels.attend(
                 query,
-                pages[:, :, : self._kv_heads],
-                pages[:, :, self._kv_heads :],
+                *self._pair(layer),
                 inputs,
                 scale=self._scale,
                 window=self._windows[layer],
@@ -55,3 +53,8 @@ class HeadPages:
             )
 
         return run
+
+    def _pair(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, views of its pages."""
+        pages = self.layers[layer]
+        return pages[:, :, : self._kv_heads], pages[:, :, self._kv_heads :]

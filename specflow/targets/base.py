@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specflow.core.batch import PackedBatch, TargetOutput
-from specflow.core.limits import EngineLimits
+from specflow.core.limits import EngineLimits, PagedKernelsName
 from specflow.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class TargetFacts:
     checkpoint_hash: str  # short hash of the weights in memory
     kv_bytes_per_token: int  # over all layers
     mask_token_id: int | None = None  # the tokenizer's, if it has one
+    paged_kernels: PagedKernelsName = "torch"  # what reads and writes KV pages, those of proposers as well
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from specflow.kernels.triton_choice import KernelChoice
 from specflow.targets.hf import HfOptions, HfTarget
 from specflow.zoo.bundle import model_folder
 
@@ -15,6 +16,7 @@ class BundledOptions:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # float32: output equal token for token
     prove: bool = True  # compare with the model's own attention before the first step
     weight_layout: Literal["auto", "native"] = "auto"  # auto = transposed in memory where that is faster
+    attention: KernelChoice = "auto"  # auto: Triton on a GPU where it is installed, else torch; proposers follow
 
 
 class BundledTarget(HfTarget):
@@ -27,5 +29,6 @@ class BundledTarget(HfTarget):
                 dtype=options.dtype,
                 prove=options.prove,
                 weight_layout=options.weight_layout,
+                attention=options.attention,
             )
         )

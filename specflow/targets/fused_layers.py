@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specflow.core.attention import AttentionInputs
-from specflow.kernels.paged_attention import paged_attention, write_pages
+from specflow.kernels.paged_kernels import PagedKernels
 from specflow.kernels.rotary import rotate
 from specflow.targets import transformers_facts as facts
 from specflow.targets.probe import LayerShape
@@ -138,6 +138,7 @@ def fused_forward(
     values: torch.Tensor,
     current: Callable[[], AttentionInputs | None],
     rotary: RotaryRows,
+    kernels: PagedKernels,
 ) -> Callable[..., torch.Tensor]:
     """A replacement for the decoder layer's `forward`: hidden states [1, T, E] to the same, through the pages."""
     heads, turned_heads = shape.num_heads, shape.num_heads + shape.num_kv_heads
@@ -155,9 +156,8 @@ def fused_forward(
         if weights.qk_norm is not None:
             turned = weights.qk_norm(turned)
         turned = rotate(turned, rotary.of(position_embeddings))
-        write_pages(keys, inputs.slot_mapping, turned[:, heads:])
-        write_pages(values, inputs.slot_mapping, qkv[:, turned_heads:])
-        mixed = paged_attention(turned[:, :heads], keys, values, inputs, scale=shape.scale, window=shape.window)
+        kernels.write(keys, values, inputs.slot_mapping, turned[:, heads:], qkv[:, turned_heads:])
+        mixed = kernels.attend(turned[:, :heads], keys, values, inputs, scale=shape.scale, window=shape.window)
         residual = torch.addmm(residual, mixed.flatten(1), weights.output)
         gate, up = (weights.post_norm(residual) @ weights.gate_up).chunk(2, -1)
         return torch.addmm(residual, F.silu(gate).mul_(up), weights.down).unsqueeze(0)

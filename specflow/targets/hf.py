@@ -9,8 +9,10 @@ from transformers import PreTrainedModel
 
 from specflow.checkpoints.weights_hash import weights_hash
 from specflow.core.batch import PackedBatch, TargetOutput
-from specflow.core.limits import EngineLimits
+from specflow.core.limits import EngineLimits, PagedKernelsName
 from specflow.errors import ConfigError, UnsupportedModelError
+from specflow.kernels.paged_kernels import choose_paged_kernels, paged_kernels
+from specflow.kernels.triton_choice import KernelChoice, check_kernels
 from specflow.targets import transformers_facts as facts
 from specflow.targets.base import Taps, Target, TargetFacts, TokenTables
 from specflow.targets.fused_layers import FusedWeights, fuse_layers
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from specflow.backends.base import Backend
 
 
+ATTENTION = "target.attention"
+
+
 @dataclass(kw_only=True)
 class HfOptions:
     """Options of target `hf`. Raises `ConfigError` on construction without a path."""
@@ -37,11 +42,13 @@ class HfOptions:
     load_format: Literal["auto", "dummy"] = "auto"  # dummy = random weights, only config and tokenizer are read
     prove: bool = True  # compare with the model's own code before the first step; fused layers are used only then
     weight_layout: Literal["auto", "native"] = "auto"  # auto = transposed and joined in memory where that is faster
+    attention: KernelChoice = "auto"  # auto: Triton on a GPU where it is installed, else torch; proposers follow
     experts: str = "grouped_mm"  # how transformers computes experts: grouped_mm, batched_mm or eager
 
     def __post_init__(self) -> None:
         if not self.path:
             raise ConfigError("target hf needs a model: give target.path=FOLDER or target.path=OWNER/NAME.")
+        check_kernels(self.attention, ATTENTION)
 
 
 class HfTarget(Target):
@@ -64,6 +71,7 @@ class HfTarget(Target):
 
     def load(self, backend: "Backend") -> None:
         """See `Target.load`; also finds out by one token what each layer stores."""
+        kernels = choose_paged_kernels(self.options.attention, backend.device, ATTENTION)
         self.model, self.tokenizer = load_checkpoint(self.options, backend.device)
         self._shapes = probe_layers(self.model)
         digest = weights_hash(self.model.state_dict())
@@ -71,9 +79,9 @@ class HfTarget(Target):
             self._fused = fuse_layers(self.model, self._shapes)
         self._layout = lay_out_weights(self.model, self.options.weight_layout)
         self._selects_rows = facts.selects_rows(self.model)
-        self.facts = self._facts(digest)
+        self.facts = self._facts(digest, kernels)
 
-    def _facts(self, digest: str) -> TargetFacts:
+    def _facts(self, digest: str, kernels: PagedKernelsName) -> TargetFacts:
         config, model = facts.text_config(self.model), self.model
         highest = max(self.tokenizer.get_vocab().values(), default=-1) + 1
         values = sum(shape.kv_size for shape in self._shapes)
@@ -92,6 +100,7 @@ class HfTarget(Target):
             checkpoint_hash=digest,
             kv_bytes_per_token=values * model.dtype.itemsize,
             mask_token_id=self.tokenizer.mask_token_id,
+            paged_kernels=kernels,
         )
 
     def attach(self, limits: EngineLimits, taps: Taps) -> None:
@@ -103,7 +112,7 @@ class HfTarget(Target):
         self.detach()
         self._check_rope(limits.max_model_len)
         if self.options.prove and self._proof is None:
-            self._proof, self._fused = prove(self.model, self._shapes, self._fused)
+            self._proof, self._fused = prove(self.model, self._shapes, self._fused, self.facts.paged_kernels)
         self._taps = TapHooks(self.model, taps)
         try:
             self._attention = PagedAttention.for_engine(self._shapes, limits, self._fused)
@@ -172,7 +181,7 @@ class HfTarget(Target):
             + (" (random: load_format=dummy)" if self.options.load_format == "dummy" else ""),
             "weight layout": str(self._layout),
             "layers": "fused, joined weights" if self._fused else "as transformers runs them",
-            "attention": "paged, plain torch",
+            "attention": f"paged, {paged_kernels(known.paged_kernels).name}",
             "attention proof": str(self._proof) if self._proof else "not run",
             "experts": facts.experts_implementation(model) or "none",
             "context": f"{known.max_model_len} tokens" + self._context_note(),

@@ -7,9 +7,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specflow.core.attention import AttentionInputs
-from specflow.core.limits import EngineLimits
+from specflow.core.limits import EngineLimits, PagedKernelsName
 from specflow.errors import ConfigError
-from specflow.kernels.paged_attention import paged_attention, write_pages
+from specflow.kernels.paged_kernels import paged_kernels
 from specflow.targets import transformers_facts as facts
 from specflow.targets.fused_layers import FusedWeights, RotaryRows, fused_forward
 from specflow.targets.probe import LayerShape
@@ -37,14 +37,15 @@ class PagedAttention:
         block_size: int,
         like: torch.Tensor,
         fused: tuple[FusedWeights, ...] = (),
+        kernels: PagedKernelsName = "torch",
     ) -> None:
         """Allocate pages [num_blocks, block_size, Hkv, D] of `like`'s dtype and device. Raises `ConfigError`.
 
-        Layers run as `fused` says, or as transformers wrote them when it is empty.
+        Layers run as `fused` says, or as transformers wrote them when it is empty. kernels: what serves the pages.
         """
         self.name = facts.unique_attention_name()
         self.inputs: AttentionInputs | None = None
-        self._shapes, self._fused = shapes, fused
+        self._shapes, self._fused, self._kernels = shapes, fused, paged_kernels(kernels)
         self._layers: dict[nn.Module, _Layer] = {}
         owned: list[_Layer] = []
         for shape in shapes:
@@ -64,7 +65,7 @@ class PagedAttention:
     ) -> "PagedAttention":
         """Pages of the engine's size, dtype and device."""
         like = torch.empty(0, dtype=limits.dtype, device=limits.device)
-        return cls(shapes, limits.num_blocks, limits.block_size, like, fused)
+        return cls(shapes, limits.num_blocks, limits.block_size, like, fused, limits.paged_kernels)
 
     def enter(self, model: PreTrainedModel) -> None:
         """Make the model use this function."""
@@ -73,7 +74,7 @@ class PagedAttention:
         rotary = RotaryRows()
         for weights, shape in zip(self._fused, self._shapes, strict=bool(self._fused)):
             pages = self.pages(shape.module)
-            weights.module.forward = fused_forward(weights, shape, *pages, lambda: self.inputs, rotary)
+            weights.module.forward = fused_forward(weights, shape, *pages, lambda: self.inputs, rotary, self._kernels)
 
     def leave(self, model: PreTrainedModel) -> None:
         """Give the model its own attention back and forget the function; safe to call twice."""
@@ -89,7 +90,7 @@ class PagedAttention:
         return layer.keys, layer.values
 
     def _make_function(self) -> Any:
-        layers = self._layers
+        layers, kernels = self._layers, self._kernels
 
         def attend(
             module: nn.Module,
@@ -106,9 +107,9 @@ class PagedAttention:
             layer, inputs = layers[module], self.inputs
             assert inputs is not None
             if layer.writes:
-                write_pages(layer.keys, inputs.slot_mapping, key[0].transpose(0, 1))
-                write_pages(layer.values, inputs.slot_mapping, value[0].transpose(0, 1))
-            output = paged_attention(
+                new = key[0].transpose(0, 1), value[0].transpose(0, 1)
+                kernels.write(layer.keys, layer.values, inputs.slot_mapping, *new)
+            output = kernels.attend(
                 query[0].transpose(0, 1),
                 layer.keys,
                 layer.values,

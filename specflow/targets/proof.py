@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specflow.core.attention import AttentionInputs
+from specflow.core.limits import PagedKernelsName
 from specflow.errors import UnsupportedModelError
 from specflow.kernels.paged_attention import plan_groups
 from specflow.targets import transformers_facts as facts
@@ -48,17 +49,20 @@ class Proof:
 
 
 def prove(
-    model: PreTrainedModel, shapes: tuple[LayerShape, ...], fused: tuple[FusedWeights, ...]
+    model: PreTrainedModel,
+    shapes: tuple[LayerShape, ...],
+    fused: tuple[FusedWeights, ...],
+    kernels: PagedKernelsName = "torch",
 ) -> tuple[Proof, tuple[FusedWeights, ...]]:
-    """Compare both ways on random tokens; leaves the model with its eager attention.
+    """Compare both ways on random tokens; leaves the model with its eager attention. kernels: what serves the pages.
 
     Returns the proof and the fused layers it holds for: none where only the layers of transformers agree.
     Raises `UnsupportedModelError` with the largest difference when those do not agree either.
     """
-    result = compare(model, shapes, fused)
+    result = compare(model, shapes, fused, kernels)
     if fused and not result.holds:
         fused = ()
-        result = compare(model, shapes)
+        result = compare(model, shapes, kernels=kernels)
     if not result.holds:
         raise UnsupportedModelError(
             f"{type(model).__name__} gives other logits through packed attention than through its own: largest "
@@ -68,7 +72,12 @@ def prove(
     return result, fused
 
 
-def compare(model: PreTrainedModel, shapes: tuple[LayerShape, ...], fused: tuple[FusedWeights, ...] = ()) -> Proof:
+def compare(
+    model: PreTrainedModel,
+    shapes: tuple[LayerShape, ...],
+    fused: tuple[FusedWeights, ...] = (),
+    kernels: PagedKernelsName = "torch",
+) -> Proof:
     """Logits of both ways, side by side."""
     parameter = next(model.parameters())
     vocab = facts.text_config(model).vocab_size
@@ -80,7 +89,7 @@ def compare(model: PreTrainedModel, shapes: tuple[LayerShape, ...], fused: tuple
         expected = torch.cat([_alone(model, prompt) for prompt in prompts])
         like = torch.empty(0, dtype=dtype, device=parameter.device)
         blocks_per_request = -(-max(LENGTHS) // BLOCK_SIZE)
-        pages = PagedAttention(shapes, 1 + len(LENGTHS) * blocks_per_request, BLOCK_SIZE, like, fused)
+        pages = PagedAttention(shapes, 1 + len(LENGTHS) * blocks_per_request, BLOCK_SIZE, like, fused, kernels)
         found = _packed(model, pages, prompts)
     return _difference(expected.double(), found.double(), dtype)
 

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from specflow.checkpoints.decoder import load_decoder
 from specflow.checkpoints.decoder_config import read_decoder_config
+from specflow.core.limits import PagedKernelsName
 from specflow.proposers.cpu_decoder_steps import CpuDecoderSteps
 from specflow.proposers.decoder import Decoder
 from specflow.proposers.draft_round import chunk_inputs
@@ -53,8 +54,8 @@ class Case:
         with torch.no_grad():
             return self.reference(tokens.unsqueeze(0)).logits[0]
 
-    def decoder(self) -> Decoder:
-        return Decoder(self.weights, num_blocks=60, block_size=BLOCK, num_positions=64)
+    def decoder(self, kernels: PagedKernelsName = "torch") -> Decoder:
+        return Decoder(self.weights, num_blocks=60, block_size=BLOCK, num_positions=64, kernels=kernels)
 
 
 def randomise_vectors(model: torch.nn.Module) -> None:
@@ -131,6 +132,22 @@ def test_fused_steps_leave_the_same_pages_as_the_plain_decoder(case: Case) -> No
     CpuDecoderSteps(fused, 64).run(tokens[18:], np.array([18]), tables(1))
     for expected, found in zip(plain.pages, fused.pages, strict=True):
         close(found[1:], expected[1:])
+
+
+def test_triton_kernels(qwen3_folder: Path) -> None:
+    """Rotation, pages and attention by kernels: the same logits and pages."""
+    pytest.importorskip("triton")
+    rows, blocks = sequences(9, 6), tables(2)
+    weights = load_decoder(qwen3_folder, read_decoder_config(qwen3_folder), CPU, torch.float32)
+    kinds: tuple[PagedKernelsName, ...] = ("torch", "triton")
+    plain, compiled = (
+        Decoder(weights, num_blocks=60, block_size=BLOCK, num_positions=64, kernels=kernels) for kernels in kinds
+    )
+    assert compiled.kernels.name == "Triton"
+    for first, last in (([0, 0], [5, 4]), ([5, 4], [9, 6])):
+        close(run(compiled, rows, first, last, blocks), run(plain, rows, first, last, blocks))
+    for expected, found in zip(plain.pages, compiled.pages, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_positions_without_a_block_write_to_block_zero(qwen3_folder: Path) -> None:

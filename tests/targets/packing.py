@@ -37,7 +37,13 @@ def limits_for(target: HfTarget, **changes: Any) -> EngineLimits:
         "lookahead_tokens": 8,
     }
     facts = target.facts
-    return EngineLimits(**sizes | changes, vocab_size=facts.vocab_size, device=CPU.device, dtype=facts.dtype)
+    return EngineLimits(
+        **sizes | changes,
+        vocab_size=facts.vocab_size,
+        device=CPU.device,
+        dtype=facts.dtype,
+        paged_kernels=facts.paged_kernels,
+    )
 
 
 class Runner:
@@ -62,13 +68,13 @@ class Runner:
         positions = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)])
         owners = np.repeat(np.arange(len(active)), lengths)
         slots = table[owners, positions // self.size] * self.size + positions % self.size
-        total = int(lengths.sum())
+        total, query_start = int(lengths.sum()), torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
         as_tensor = torch.from_numpy
         return PackedBatch(
             token_ids=torch.cat([spans[index][1] for index in active]),
             positions=as_tensor(positions),
             slots=torch.tensor(active),
-            query_start=as_tensor(np.concatenate([[0], np.cumsum(lengths)])),
+            query_start=query_start,
             logit_rows=torch.arange(total),
             attention=AttentionInputs(
                 positions=as_tensor(positions),
@@ -76,6 +82,7 @@ class Runner:
                 block_table=as_tensor(table),
                 seq_len=as_tensor(starts + lengths),
                 groups=plan_groups(lengths, starts + lengths, table, self.size),
+                query_start=query_start,
             ),
             query_len_host=lengths,
         )
