@@ -4,7 +4,7 @@ from pathlib import Path
 
 from specflow.errors import ConfigError
 
-__all__ = ["config_root"]
+__all__ = ["config_root", "example_plugin"]
 
 
 def config_root() -> Path:
@@ -17,3 +17,12 @@ def config_root() -> Path:
         if (folder / "config.yaml").is_file():
             return folder
     raise ConfigError(f"the configuration tree `conf` is missing beside {package}: the installation is incomplete.")
+
+
+def example_plugin() -> Path:
+    """The folder of the example plugin package: inside an installed wheel, or in `plugins` of a source checkout."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "example_plugin", package.parent / "plugins" / "specflow-custom-class"):
+        if (folder / "pyproject.toml").is_file():
+            return folder
+    raise ConfigError(f"the example plugin is missing beside {package}: the installation is incomplete.")

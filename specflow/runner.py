@@ -13,9 +13,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from specflow.composition import plain_config
-from specflow.errors import ConfigError, SpecflowError, StorageError
+from specflow.errors import ConfigError, ProposerError, SpecflowError, StorageError
 from specflow.interrupts import interruptible
 from specflow.options import build_options, show
+from specflow.plugins.blame import owner_of
 from specflow.plugins.component import Kind
 from specflow.plugins.registry import RegisteredComponent, Registry
 from specflow.plugins.relay import is_disk_full
@@ -157,7 +158,7 @@ def execute(plan: Plan, output_dir: Path, facts: Mapping[str, str]) -> RunFinish
             plan.registry.hooks.specflow_run_started(event=event)
             finished = plan.task.run(_context(plan, output_dir, facts))
         except BaseException as error:
-            raised = _for_user(error, output_dir)
+            raised = _for_user(error, output_dir, plan.registry)
             if isinstance(error, KeyboardInterrupt):
                 raised.add_note(f"what had finished is kept in {output_dir}")
             _finish_after(plan, _ended_by(raised), raised)
@@ -238,19 +239,31 @@ def storage_error(error: OSError, output_dir: Path | None) -> StorageError:
     return StorageError(f"{what}: {where}\nFree space or rights there, or choose another folder: hydra.run.dir=FOLDER")
 
 
-def _for_user(error: BaseException, output_dir: Path) -> BaseException:
-    """The same error if it is meant for the user; else one that is, with the traceback saved."""
-    if isinstance(error, SpecflowError) or not isinstance(error, Exception):
-        return error
+def _for_user(error: BaseException, output_dir: Path, registry: Registry) -> BaseException:
+    """The same error if it is meant for the user; else one that is, with its plugin named and the traceback saved."""
     if isinstance(error, OSError) and (is_disk_full(error) or _denied_within(error, output_dir)):
         return storage_error(error, output_dir)
+    if not isinstance(error, Exception):
+        return error
+    owner = owner_of(error, registry)
+    if isinstance(error, ProposerError) and error.__cause__ is not None and owner is not None:
+        named = ProposerError(f"{error}\n(plugin {owner}; {_save_traceback(error, output_dir)})")
+        named.__cause__ = error.__cause__
+        return named
+    if isinstance(error, SpecflowError):
+        return error
+    plugin = f"plugin {owner}; " if owner is not None else ""
+    return CrashError(f"unexpected {type(error).__name__}: {error}\n({plugin}{_save_traceback(error, output_dir)})")
+
+
+def _save_traceback(error: Exception, output_dir: Path) -> str:
+    """Save it in the run's folder; returns where it is."""
     log = output_dir / ERROR_LOG
     try:
         log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-        where = f"traceback in {log}"
     except OSError:
-        where = "its traceback could not be saved: set SPECFLOW_TRACEBACK=1 to see it"
-    return CrashError(f"unexpected {type(error).__name__}: {error}\n({where})")
+        return "its traceback could not be saved: set SPECFLOW_TRACEBACK=1 to see it"
+    return f"traceback in {log}"
 
 
 def _denied_within(error: OSError, output_dir: Path) -> bool:

@@ -229,8 +229,7 @@ class Engine:
         """Give back a request's slot and blocks and complete its text."""
         slot = request.slot
         self.scheduler.release(request)
-        if request.speculate and self.proposer is not None and slot >= 0:
-            self.proposer.finish(request.request_id, slot, request.token_ids)
+        self._runner.leave(request, slot)
         detokenizer = self._runner.detokenizers.get(request.request_id)
         if detokenizer is None:
             request.text = detokenize(self.target.tokenizer, request.output_ids)

@@ -110,12 +110,16 @@ class StepRunner:
     def _change_slots(self, plan: StepPlan) -> None:
         """Follow the scheduler: requests that lost or got a slot."""
         for request, slot in plan.preempted:
-            if self._proposer and request.speculate:
-                self._proposer.finish(request.request_id, slot, request.token_ids)
+            self.leave(request, slot)
         for request in plan.admitted:
             self.buffers.enter(request)
             if self._proposer and request.speculate:
                 self._guarded(self._proposer.start, request.request_id, request.slot, request.prompt_ids)
+
+    def leave(self, request: Request, slot: int) -> None:
+        """Tell the proposer that a request has left this slot (-1: it had none)."""
+        if self._proposer and request.speculate and slot >= 0:
+            self._guarded(self._proposer.finish, request.request_id, slot, request.token_ids)
 
     def _verify(self, items: Sequence[ScheduledRequest], output: TargetOutput) -> Verdict:
         """Process the logits and let the sampler accept or replace drafts; B = len(items)."""

@@ -204,6 +204,13 @@ def specflow_tasks() -> Sequence[Component]:
         _component("extract", "tasks.extract", "ExtractTask", "ExtractOptions", "save the target's hidden states"),
         _component("plugins", "tasks.plugins", "PluginsTask", "PluginsOptions", "list every component and plugin"),
         _component(
+            "new-plugin",
+            "tasks.new_plugin",
+            "NewPluginTask",
+            "NewPluginOptions",
+            "write a plugin package to start from",
+        ),
+        _component(
             "pretrain",
             "tasks.pretrain",
             "PretrainTask",

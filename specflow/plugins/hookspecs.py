@@ -12,6 +12,8 @@ A plugin is a module (or object) named by an entry point of the group `specflow`
     @hookimpl
     def specflow_config_dirs():
         return [Path(__file__).parent / "conf"]          # holds proposer/mine.yaml with `name: mine`
+
+`python -m specflow task=new-plugin task.package=specflow-mine` writes such a package; docs/plugins.md is the guide.
 """
 
 from collections.abc import Sequence

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pluggy
@@ -154,6 +155,21 @@ class Registry:
         """Every plugin that was registered."""
         return [entry.source for entry in self._plugins]
 
+    def packages(self) -> list[tuple[str, Source]]:
+        """Top-level Python packages that hold a plugin's hooks or components, with the plugin."""
+        found: dict[str, Source] = {}
+        for entry in self._plugins:
+            modules = [_module_of(entry.plugin), *(_module_of(item.component.factory) for item in entry.components)]
+            for module in modules:
+                found.setdefault(module.partition(".")[0], entry.source)
+        return list(found.items())
+
+    def hooks_of(self, source: Source) -> list[str]:
+        """Names of the hooks that a plugin implements."""
+        plugins = [entry.plugin for entry in self._plugins if entry.source == source]
+        callers = (caller for plugin in plugins for caller in self._manager.get_hookcallers(plugin) or ())
+        return sorted({caller.name for caller in callers})
+
     @property
     def problems(self) -> list[Problem]:
         """Everything wrong with the installed plugins, name clashes included."""
@@ -207,6 +223,15 @@ class Registry:
 def _known(kind: Kind | str) -> Kind | str:
     """The kind, or the one role beside the kinds. ValueError for any other word."""
     return kind if kind == TRAINABLE_HEAD else Kind(kind)
+
+
+def _module_of(thing: Any) -> str:
+    """The module of a plugin (a module or an object) or of a component's factory ("module:attribute" or the object)."""
+    if isinstance(thing, str):
+        return thing.partition(":")[0]
+    if isinstance(thing, ModuleType):
+        return thing.__name__
+    return str(getattr(thing, "__module__", None) or type(thing).__module__)
 
 
 def _clash(items: list[RegisteredComponent]) -> str:

@@ -71,7 +71,8 @@ class RegisteredComponent:
 
         where: path of the node when it is not the one of the kind.
         """
-        return build_options(self.load_options(), values, where or str(self.kind))
+        schema = self.load_options()
+        return self._named("cannot check its options", lambda: build_options(schema, values, where or str(self.kind)))
 
     def build(self, values: Mapping[str, Any]) -> Any:
         """The component itself, with the options checked first."""
@@ -79,12 +80,14 @@ class RegisteredComponent:
         return self.load_factory()(options)
 
     def _import(self, load: Callable[[], Any]) -> Any:
+        return self._named("cannot be imported", load)
+
+    def _named(self, what: str, call: Callable[[], Any]) -> Any:
         try:
-            return load()
+            return call()
         except SpecflowError:
             raise
         except Exception as error:
             raise PluginError(
-                f"{self.kind}={self.component.name} of plugin {self.source} cannot be imported: "
-                f"{type(error).__name__}: {error}"
+                f"{self.kind}={self.component.name} of plugin {self.source} {what}: {type(error).__name__}: {error}"
             ) from error

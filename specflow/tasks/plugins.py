@@ -13,7 +13,7 @@ from specflow.plugins.registry import RegisteredComponent, Registry
 from specflow.tasks.base import Task, TaskContext
 from specflow.tracking.events import RunFinished
 
-__all__ = ["PluginsOptions", "PluginsTask", "component_table", "has_config"]
+__all__ = ["PluginsOptions", "PluginsTask", "component_table", "has_config", "plugin_table"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,7 @@ class PluginsTask(Task):
         problems = context.registry.problems
         console = Console()
         console.print(component_table(context.registry))
+        console.print(plugin_table(context.registry))
         for problem in problems:
             console.print(f"{'failed' if problem.failed else 'warning'}: {problem}", markup=False, highlight=False)
         if problems and self.options.strict:
@@ -55,6 +56,18 @@ def component_table(registry: Registry) -> Table:
             table.add_row(*_row(kind, name, item, folders))
     for name, item in registry.components(TRAINABLE_HEAD).items():  # chosen by +proposer=NAME
         table.add_row(TRAINABLE_HEAD, *_row(Kind.PROPOSER, name, item, folders)[1:])
+    return table
+
+
+def plugin_table(registry: Registry) -> Table:
+    """One row per plugin with its hooks; one that could not be loaded stands there too."""
+    table = Table("plugin", "distribution", "state", "hooks", box=None, header_style="bold")
+    loaded = registry.sources()
+    for source in loaded:
+        hooks = ", ".join(name.removeprefix("specflow_") for name in registry.hooks_of(source))
+        table.add_row(source.plugin_name, f"{source.distribution} {source.version}", "loaded", hooks)
+    for source in dict.fromkeys(problem.source for problem in registry.problems if problem.source not in loaded):
+        table.add_row(source.plugin_name, f"{source.distribution} {source.version}", "failed", "")
     return table
 
 

@@ -15,8 +15,9 @@ from specflow.engine.laws import processed_logits
 from specflow.engine.losslessness import Difference, find_differences
 from specflow.engine.prompts import PromptLike
 from specflow.kernels.noise import uniform
-from specflow.proposers.base import ProposeContext, Proposer, Requirements
+from specflow.proposers.base import ProposeContext, Proposer
 from specflow.testing.statistics import Gate, chi_square_gate
+from specflow.testing.wrappers import Wrapper
 
 _LENGTHS = 77  # domain of the uniforms that cut drafts
 # Share of samples that may lie outside the law: in half precision a token at the border of top-k can flip.
@@ -26,27 +27,15 @@ _ECHO_TOKENS, _ECHOES = 5, 4
 Sequences = Mapping[tuple[int, ...], float]
 
 
-class RandomLengths(Proposer):
+class RandomLengths(Wrapper):
     """A proposer whose drafts are cut to random lengths, 0 … K, while `active`; otherwise it is the inner one.
 
     The lengths depend on seed and position alone, not on the drafts: that is allowed to a lossless method.
     """
 
     def __init__(self, inner: Proposer) -> None:
-        self.inner, self.active = inner, False
-        self.name = inner.name
-        # What is not changed is the inner proposer's own.
-        self.load, self.attach = inner.load, inner.attach  # type: ignore[method-assign]
-        self.start, self.finish, self.reset = inner.start, inner.finish, inner.reset  # type: ignore[method-assign]
-
-    @property
-    def num_speculative_tokens(self) -> int:  # type: ignore[override]
-        """The inner proposer's, which some know only once they are loaded."""
-        return self.inner.num_speculative_tokens
-
-    def requirements(self) -> Requirements:
-        """The inner proposer's."""
-        return self.inner.requirements()
+        super().__init__(inner)
+        self.active = False
 
     def propose(self, context: ProposeContext) -> Draft:
         """The inner proposer's drafts, fewer of them."""
@@ -56,10 +45,6 @@ class RandomLengths(Proposer):
         share = uniform(context.seeds, context.num_tokens, _LENGTHS)
         most = (share * (self.num_speculative_tokens + 1)).to(torch.int64)
         return dataclasses.replace(draft, num_drafts=torch.minimum(draft.num_drafts, most))
-
-    def describe(self) -> dict[str, str]:
-        """The inner proposer's."""
-        return self.inner.describe()
 
 
 @dataclass(frozen=True)

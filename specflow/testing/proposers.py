@@ -35,6 +35,10 @@ class OracleProposer(HostProposer):
             drafts[wrong] = (drafts[wrong] + 1) % self._vocab_size
         return drafts
 
+    def describe(self) -> dict[str, str]:
+        """How much it knows."""
+        return {"known requests": str(len(self._sequences)), "num_speculative_tokens": str(self.num_speculative_tokens)}
+
 
 class NoiseProposer(HostProposer):
     """Drafts uniformly random ids: nearly everything is rejected."""
@@ -49,6 +53,10 @@ class NoiseProposer(HostProposer):
     def draft(self, tokens: np.ndarray, max_drafts: int, request_id: str) -> np.ndarray:
         """Random ids."""
         return self._generator.integers(0, self._vocab_size, max_drafts)
+
+    def describe(self) -> dict[str, str]:
+        """The range of the ids."""
+        return {"ids": f"below {self._vocab_size}", "num_speculative_tokens": str(self.num_speculative_tokens)}
 
 
 class CallbackProposer(HostProposer):

@@ -1,4 +1,4 @@
-"""DFlash in the engine: lossless always, and right where the head has learnt the text."""
+"""DFlash in the engine: right where the head has learnt the text; tests/proposers/test_conformance has the rest."""
 
 from pathlib import Path
 from typing import Any
@@ -9,19 +9,15 @@ import torch
 from specflow.backends.cpu import CpuBackend, CpuOptions
 from specflow.checkpoints.dflash import save_dflash
 from specflow.core.sampling_params import SamplingParams
-from specflow.engine.engine import Engine
 from specflow.heads.dflash import DFlashHead
 from specflow.proposers.dflash import DFlashOptions, DFlashProposer
-from specflow.samplers.base import Sampler
-from specflow.samplers.coupled import CoupledOptions, CoupledSampler
 from specflow.targets.base import TargetFacts, TokenTables
 from specflow.targets.hf import HfOptions, HfTarget
-from specflow.testing.conformance import assert_lossless, assert_lossless_at_every_length
+from specflow.testing.conformance import assert_lossless
 from specflow.training.dflash import DFlashTraining, DFlashTrainingOptions
 from specflow.training.objective import TrainBatch
 from tests.engine.helpers import PROMPTS, generate_by_transformers, make_engine, reference_model
 
-GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 SIZES: dict[str, Any] = {"num_layers": 2, "block_size": 9, "mask_token_id": 383}
 LAYOUTS = {"fill-in": False, "next-token": True}
 
@@ -40,63 +36,10 @@ def make_training(folder: Path, **options: Any) -> DFlashTraining:
     return training
 
 
-@pytest.fixture(scope="module")
-def head_folder(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A head of the right shape that knows nothing."""
-    training = make_training(llama_folder, sliding_window=6)
-    for weight in training.module.parameters():
-        weight.data += 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel()))
-    folder = tmp_path_factory.mktemp("head")
-    training.save(folder)
-    return folder
-
-
 def dflash(folder: Path, num_drafts: int | None = None, method: Any = "greedy") -> DFlashProposer:
     return DFlashProposer(
         DFlashOptions(path=str(folder), num_speculative_tokens=num_drafts, draft_sample_method=method)
     )
-
-
-def engine_with(target: Path, head: Path, k: int | None = 4, sampler: Sampler | None = None, **options: Any) -> Engine:
-    return make_engine(target, dflash(head, k), sampler, **options)
-
-
-def test_an_ignorant_head_changes_nothing(llama_folder: Path, head_folder: Path) -> None:
-    assert_lossless_at_every_length(
-        lambda num_speculative_tokens: engine_with(llama_folder, head_folder, num_speculative_tokens), PROMPTS, GREEDY
-    )
-
-
-def test_chunked_prompts_few_slots_pre_emption(llama_folder: Path, head_folder: Path) -> None:
-    prompts = [[(3 * i + 7 * j) % 383 + 1 for i in range(5 + 9 * j)] for j in range(6)]
-    engine = engine_with(llama_folder, head_folder, max_num_batched_tokens=13, max_num_seqs=3)
-    assert_lossless(engine, prompts, SamplingParams(max_tokens=20, ignore_eos=True))
-    engine = engine_with(llama_folder, head_folder, num_kv_blocks=40)
-    assert_lossless(engine, PROMPTS, SamplingParams(max_tokens=60, ignore_eos=True))
-    assert engine.scheduler.num_preemptions > 0
-
-
-def test_to_the_end_of_the_context(llama_folder: Path, head_folder: Path) -> None:
-    """C48."""
-    prompts = [[(7 * i) % 300 + 1 for i in range(length)] for length in (100, 120, 125, 126, 127, 128)]
-    assert_lossless(engine_with(llama_folder, head_folder, 8), prompts, GREEDY)
-
-
-def test_one_token_prompts_and_request_options(llama_folder: Path, head_folder: Path) -> None:
-    """C49; penalties and bans act on the target's logits alone."""
-    assert_lossless(engine_with(llama_folder, head_folder), [[5], [9], [1]], GREEDY)
-    for options in ({"repetition_penalty": 1.3}, {"frequency_penalty": 0.5, "min_tokens": 5}, {"logit_bias": {3: 4.0}}):
-        engine = make_engine(llama_folder, dflash(head_folder, 3, "probabilistic"))
-        assert_lossless(engine, PROMPTS, SamplingParams(max_tokens=30, **options))
-
-
-def test_sampled_output_under_a_seed_is_that_of_plain_decoding(llama_folder: Path, head_folder: Path) -> None:
-    """The coupled sampler draws the same tokens whatever was drafted, so any slip of the target's pages would show."""
-    sampling = [SamplingParams(max_tokens=30, temperature=t, seed=i) for i, t in enumerate((0.3, 0.7, 1.0, 1.5))]
-    for method in ("greedy", "probabilistic"):
-        proposer = dflash(head_folder, 4, method)
-        engine = make_engine(llama_folder, proposer, CoupledSampler(CoupledOptions()))
-        assert_lossless(engine, PROMPTS, sampling)
 
 
 # -- a head that has learnt a text --------------------------------------------------------------------------------

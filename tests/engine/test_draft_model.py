@@ -6,17 +6,10 @@ import pytest
 
 from specflow.core.sampling_params import SamplingParams
 from specflow.proposers.draft_model import DraftModelOptions, DraftModelProposer
-from specflow.testing.conformance import assert_lossless, assert_lossless_at_every_length
+from specflow.testing.conformance import assert_lossless
 from tests.engine.helpers import PROMPTS, make_engine
-from tests.models import tiny_llama
 
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A smaller model of the same vocabulary that knows nothing of the target."""
-    return tiny_llama(tmp_path_factory.mktemp("draft"), seed=1, layers=1)
 
 
 def draft(folder: Path, num_drafts: int = 3, method: str = "greedy") -> DraftModelProposer:
@@ -58,27 +51,12 @@ def test_a_copy_stays_right_to_the_end_of_the_context(llama_folder: Path) -> Non
         assert output.accepted == output.drafted
 
 
-def test_an_unrelated_model_changes_nothing(llama_folder: Path, other_folder: Path) -> None:
-    assert_lossless_at_every_length(
-        lambda num_speculative_tokens: make_engine(llama_folder, draft(other_folder, num_speculative_tokens)),
-        PROMPTS,
-        GREEDY,
-    )
-
-
-def test_a_crowd_through_few_slots(llama_folder: Path, other_folder: Path) -> None:
+def test_a_crowd_through_few_slots(llama_folder: Path) -> None:
     """Slots are reused by requests of other lengths: nothing of the last owner is left in the draft's pages."""
     prompts = [[(5 * i + 11 * j) % 383 + 1 for i in range(1 + 3 * j)] for j in range(12)]
     engine = make_engine(llama_folder, draft(llama_folder), max_num_seqs=3)
     for output in assert_lossless(engine, prompts, SamplingParams(max_tokens=15, ignore_eos=True)):
         assert output.accepted == output.drafted > 0
-
-
-@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
-def test_request_options_with_a_draft_model(llama_folder: Path, other_folder: Path, method: str) -> None:
-    for options in ({"repetition_penalty": 1.3}, {"frequency_penalty": 0.5, "min_tokens": 5}, {"logit_bias": {3: 4.0}}):
-        engine = make_engine(llama_folder, draft(other_folder, 3, method))
-        assert_lossless(engine, PROMPTS, SamplingParams(max_tokens=30, **options))
 
 
 def test_a_sampling_copy_is_always_right(llama_folder: Path) -> None:

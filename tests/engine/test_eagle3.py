@@ -19,16 +19,17 @@ from specflow.engine.engine import Engine
 from specflow.errors import CheckpointError
 from specflow.heads.eagle3 import Eagle3Head
 from specflow.proposers.eagle3 import Eagle3Options, Eagle3Proposer
+from specflow.samplers.coupled import CoupledOptions, CoupledSampler
 from specflow.samplers.standard import StandardOptions, StandardSampler
 from specflow.schedulers.continuous import ContinuousOptions, ContinuousScheduler
 from specflow.targets.base import TokenTables
 from specflow.targets.hf import HfOptions, HfTarget
-from specflow.testing.conformance import assert_lossless, assert_lossless_at_every_length
+from specflow.testing.conformance import assert_lossless
 from specflow.training.eagle3 import Eagle3Training, Eagle3TrainingOptions
 from specflow.training.objective import TrainBatch
 from tests.engine.helpers import PROMPTS, make_engine, plain, reference_model
 from tests.heads.eagle3_helpers import VARIANTS, VOCAB, WIDTH, make_head, save_head, tiny_facts
-from tests.models import tiny_llama
+from tests.models import make_tokenizer, tiny_llama
 
 GREEDY = SamplingParams(max_tokens=30, ignore_eos=True)
 
@@ -48,27 +49,6 @@ def test_a_random_head_changes_nothing(llama_folder: Path, tmp_path: Path, varia
     )
     for output in assert_lossless(engine, PROMPTS, GREEDY):
         assert output.drafted > 0
-
-
-def test_lossless_at_every_length(llama_folder: Path, tmp_path: Path) -> None:
-    folder = save_head(tmp_path, make_head())
-    assert_lossless_at_every_length(
-        lambda num_speculative_tokens: make_engine(llama_folder, proposer(folder, num_speculative_tokens)),
-        PROMPTS,
-        SamplingParams(max_tokens=15, ignore_eos=True),
-        lengths=(1, 2, 7),
-    )
-
-
-def test_chunks_pre_emption_and_the_end_of_the_context(llama_folder: Path, tmp_path: Path) -> None:
-    folder = save_head(tmp_path, make_head(own_embedding=False, own_head=False))
-    chunked = make_engine(llama_folder, proposer(folder), max_num_batched_tokens=13)
-    assert_lossless(chunked, [[(3 * i + 7 * j) % 383 + 1 for i in range(30 + 9 * j)] for j in range(4)], GREEDY)
-    small = make_engine(llama_folder, proposer(folder, 4), num_kv_blocks=40)
-    assert_lossless(small, PROMPTS, SamplingParams(max_tokens=60, ignore_eos=True))
-    assert small.scheduler.num_preemptions > 0
-    prompts = [[(7 * i) % 300 + 1 for i in range(length)] for length in (100, 120, 126, 127, 128)]
-    assert_lossless(make_engine(llama_folder, proposer(folder, 5)), prompts, GREEDY)
 
 
 @pytest.mark.parametrize("dtypes", list(itertools.product(["float32", "bfloat16", "float16"], repeat=2)), ids="-".join)
@@ -91,11 +71,45 @@ def test_every_pair_of_types(llama_folder: Path, tmp_path: Path, dtypes: tuple[s
     assert drafter.nan_drafts == 0
 
 
-def test_request_options(llama_folder: Path, tmp_path: Path) -> None:
-    folder = save_head(tmp_path, make_head(draft_vocab_size=100))
-    for options in ({"repetition_penalty": 1.3}, {"frequency_penalty": 0.5, "min_tokens": 5}, {"logit_bias": {3: 4.0}}):
-        engine = make_engine(llama_folder, proposer(folder, draft_sample_method="probabilistic"))
-        assert_lossless(engine, PROMPTS, SamplingParams(max_tokens=20, **options))
+@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
+def test_padding_of_the_vocabulary_is_never_drafted(tmp_path: Path, method: str) -> None:
+    """C43: 8 of the target's 392 rows stand for no token, and a head with 400 rows of its own prefers one of those."""
+    target = tiny_llama(tmp_path / "target", vocab=392)
+    make_tokenizer(384).save_pretrained(target)
+    own = make_head(vocab_size=400, draft_vocab_size=400)
+    own.lm_head.weight[384:] *= 10
+    seen: list[torch.Tensor] = []
+    for number, head in enumerate(
+        (own, make_head(own_embedding=False, own_head=False, vocab_size=392, draft_vocab_size=392))
+    ):
+        drafter = proposer(save_head(tmp_path / str(number), head), draft_sample_method=method)
+        propose = drafter.propose
+        drafter.propose = lambda context, propose=propose: (seen.append((draft := propose(context)).token_ids), draft)[
+            1
+        ]
+        engine = make_engine(target, drafter, CoupledSampler(CoupledOptions()))
+        for temperature in (0.0, 1.0):
+            assert_lossless(
+                engine, PROMPTS, SamplingParams(max_tokens=30, ignore_eos=True, temperature=temperature, seed=5)
+            )
+    drafts = torch.cat([ids.flatten() for ids in seen])
+    assert len(drafts) > 1000
+    assert drafts.max() < 384
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tables_are_those_of_the_target(tmp_path: Path, tied: bool) -> None:
+    """C37: borrowed to the last bit, also where the target has one table for both, and the report says so."""
+    target = tiny_llama(tmp_path / "target", tie_word_embeddings=tied)
+    drafter = proposer(save_head(tmp_path / "head", make_head(own_embedding=False, own_head=False)))
+    engine = make_engine(target, drafter)
+    tables = engine.target.token_tables()
+    assert (tables.head is tables.embedding) == tied
+    assert torch.equal(drafter._head.embedding_table, tables.embedding)
+    assert torch.equal(drafter._head.head_table, tables.head)
+    assert drafter._head.head_table.data_ptr() == tables.head.data_ptr()
+    assert engine.describe()["proposer"]["tables"] == "embedding and head borrowed from the target"
+    assert_lossless(engine, PROMPTS, GREEDY)
 
 
 def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:

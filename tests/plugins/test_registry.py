@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,6 @@ GOOD = """
         return [Component("theirs", "their_module:Theirs", "their_module:Options", "their method")]
 """
 BROKEN = "raise ImportError('needs libmissing')\n"
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder of installed packages; its modules are forgotten afterwards."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    before = set(sys.modules)
-    yield folder
-    for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", None) and str(folder) in str(sys.modules[name].__file__):
-            del sys.modules[name]
 
 
 class Plugin:
