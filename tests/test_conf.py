@@ -106,13 +106,14 @@ def commands(text: str) -> list[list[str]]:
 
 
 def documented() -> list[list[str]]:
-    """Command lines of the README and of `--help`."""
+    """Command lines of the README, of the pages in docs and of `--help`."""
     from specflow.help_text import _HEAD
 
     texts = [re.sub(r" {3,}.*", "", line) for line in _HEAD.splitlines() if line.startswith("  python")]
-    readme = ROOT / "README.md"
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     # Every fence is matched, whatever its language: skipping one would shift all pairs behind it.
-    fences = re.findall(r"^```(\w*)\n(.*?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
+    fence = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    fences = [found for page in pages for found in fence.findall(page.read_text())]
     blocks = [text for language, text in fences if language in ("", "bash", "sh", "console")]
     return [words for text in [*texts, *blocks] for words in commands(text.replace("\\\n", " "))]
 
@@ -132,3 +133,19 @@ def test_the_documented_commands_are_found() -> None:
     assert ["+proposer=draft_model"] in documented()
     assert ["+proposer=suffix"] in documented()  # behind the table, which is a fence of another kind
     assert any("-m" in words for words in documented())
+    assert ["+proposer=eagle3", "proposer.path=runs/train/eagle3/head"] in documented()  # of docs/proposers.md
+
+
+PROPOSERS = [name for kind, name in COMPONENTS if kind == Kind.PROPOSER and name != "extract_hidden_states"]
+
+
+@pytest.mark.parametrize("name", PROPOSERS)
+def test_every_proposer_has_a_section_with_its_options_and_a_command(name: str) -> None:
+    """C55: what docs/proposers.md says of an option is what happens."""
+    page = (ROOT / "docs" / "proposers.md").read_text()
+    section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    assert section, f"docs/proposers.md has no section {name}"
+    assert any(f"+proposer={name}" in words for words in commands(section[1]))
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", section[1], re.MULTILINE))
+    expected = defaults(load_plugins(only="").get(Kind.PROPOSER, name).load_options())
+    assert {key: yaml.safe_load(value) for key, value in rows.items()} == expected

@@ -14,9 +14,9 @@ MOST_LINES_OF_A_FUNCTION = 60
 # Bottom first: a room imports only from rooms named before it.
 ROOMS = [
     "errors", "words", "paths", "zoo", "options", "core", "kernels", "heads", "plugins", "backends", "checkpoints",
-    "targets", "samplers", "schedulers", "proposers", "tracking", "engine", "capture", "metrics", "workloads", "training",
-    "report", "testing", "tasks", "diagnosis", "help_text", "interrupts", "composition", "runner", "cli", "__main__",
-    "__init__",
+    "targets", "samplers", "schedulers", "proposers", "tracking", "engine", "capture", "metrics", "workloads",
+    "training", "report", "testing", "tasks", "diagnosis", "help_text", "interrupts", "composition", "runner", "cli",
+    "__main__", "__init__",
 ]  # fmt: skip
 
 # On the decode path values are read back in `engine/border.py`; the others run before or after decoding.

@@ -31,6 +31,8 @@ def test_data_files_are_inside(unpacked: Path) -> None:
         "zoo/models/pard/model.safetensors",
         "workloads/data/bundled.jsonl",
         "report/templates/report.html.j2",
+        "example_plugin/pyproject.toml",
+        "example_plugin/specflow_custom_class/conf/proposer/phrase_lookup.yaml",
     ):
         assert (unpacked / "specflow" / name).is_file(), name
 

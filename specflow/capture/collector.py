@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specflow.capture.checks import CaptureError
-from specflow.capture.layers import check_layers
 from specflow.core.batch import PackedBatch, TargetOutput
+from specflow.core.layer_numbers import check_layers
 from specflow.core.limits import EngineLimits
 from specflow.core.request import Request
 from specflow.schedulers.base import ScheduledRequest, Scheduler, StepPlan

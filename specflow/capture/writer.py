@@ -11,8 +11,8 @@ from safetensors.torch import save
 
 from specflow.capture.checks import check_last_hidden, check_states
 from specflow.capture.collector import Captured
-from specflow.capture.layers import CONVENTION
 from specflow.capture.manifest import Entry, Manifest, file_name, hash_ids, storage_error, write_atomically
+from specflow.core.layer_numbers import CONVENTION
 
 __all__ = ["AsyncWriter"]
 

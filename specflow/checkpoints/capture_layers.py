@@ -2,7 +2,7 @@
 
 *Boundary* (vLLM, speculators, EAGLE): 0 is the embedding output, b the residual stream entering decoder layer b.
 *Output* (SpecForge, older NVIDIA heads, DeepSpec): l is the residual stream leaving decoder layer l, which is how
-`specflow.targets.base.Taps` counts. So output = boundary - 1. A wrong guess breaks nothing and halves acceptance.
+`specflow.core.layer_numbers` counts. So output = boundary - 1. A wrong guess breaks nothing and halves acceptance.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from specflow.core.layer_numbers import absent_layers, from_vllm, to_vllm
 from specflow.errors import CheckpointError, ConfigError
 
 AuxLayerConvention = Literal["auto", "boundary", "output"]
@@ -28,7 +29,7 @@ class CaptureLayers:
     @property
     def boundaries(self) -> tuple[int, ...]:
         """The same in vLLM's numbers."""
-        return tuple(layer + 1 for layer in self.layers)
+        return tuple(map(to_vllm, self.layers))
 
 
 def default_layers(num_layers: int) -> tuple[int, ...] | None:
@@ -53,9 +54,8 @@ def capture_layers(
     if numbers is None:
         return _defaults(folder, raw, num_layers, convention)
     meant = usual if convention == "auto" else convention
-    layers = sorted({int(number) - (meant == "boundary") for number in numbers})
-    wrong = [layer for layer in layers if not -1 <= layer < num_layers]
-    if wrong:
+    layers = sorted({from_vllm(int(number)) if meant == "boundary" else int(number) for number in numbers})
+    if absent_layers(layers, num_layers):
         raise CheckpointError(
             f"{folder} captures layers {list(numbers)} of its target ({entry}, read as {meant}), but the target has "
             f"{num_layers} layers: the head belongs to another target, or set proposer.aux_layer_convention."

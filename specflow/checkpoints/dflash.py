@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from specflow.checkpoints.dflash_config import Description, describe_dflash, read_description, refuse_other_methods
+from specflow.checkpoints.target_tables import borrow_tables, check_ids, fit_rows, is_copy
 from specflow.checkpoints.tensors import Shapes, locate_tensors, read_tensors
 from specflow.checkpoints.vocabulary_map import take_vocabulary_map, vocabulary_maps
 from specflow.checkpoints.weights_hash import weights_hash
-from specflow.errors import CheckpointError
 from specflow.heads.dflash import DFlashConfig, DFlashHead
 
 if TYPE_CHECKING:
@@ -72,8 +71,7 @@ def load_block_head(
     digest = weights_hash(tensors)
     further = {name: tensors.pop(name) for name in extra or ()}
     ids = take_vocabulary_map(folder, tensors, config.draft_vocab_size, config.vocab_size)
-    if config.reduced and int(ids.max()) >= facts.vocab_size:
-        raise CheckpointError(f"{folder} drafts id {int(ids.max())}, and target {facts.name} has {facts.vocab_size}.")
+    check_ids(folder, config, ids, facts)
     config = _drop_copies(config, tensors, tables)
     with torch.device("meta"):
         head = DFlashHead(config)
@@ -81,8 +79,10 @@ def load_block_head(
     if config.reduced:
         head.ids = ids.to(device)
     head.requires_grad_(False)
-    _fit_rows(head, facts)
-    borrowed = _borrow(folder, head, facts, tables)
+    fit_rows(head, facts)
+    borrowed = borrow_tables(folder, head, facts, tables, dtype)
+    if "head" in borrowed and config.logit_softcap is None and tables is not None:
+        head.config = replace(config, logit_softcap=tables.logit_softcap)
     count = sum(tensor.numel() for tensor in (*head.parameters(), *further.values()))
     described = replace(described, config=head.config)
     return LoadedDFlash(head, described, digest, count, borrowed, further)
@@ -113,37 +113,10 @@ def _drop_copies(config: DFlashConfig, tensors: dict[str, Tensor], tables: "Toke
     """A copy of the target's own table is not kept twice."""
     if tables is None:
         return config
-    if config.own_embedding and _equal(tensors["embed_tokens.weight"], tables.embedding):
+    if config.own_embedding and is_copy(tensors["embed_tokens.weight"], tables.embedding):
         del tensors["embed_tokens.weight"]
         config = replace(config, own_embedding=False)
-    if config.own_head and not config.reduced and _equal(tensors["lm_head.weight"], tables.head):
+    if config.own_head and not config.reduced and is_copy(tensors["lm_head.weight"], tables.head):
         del tensors["lm_head.weight"]
         config = replace(config, own_head=False)
     return config
-
-
-def _equal(own: Tensor, table: Tensor) -> bool:
-    return own.shape == table.shape and torch.equal(own.to(table.device, table.dtype), table)
-
-
-def _fit_rows(head: DFlashHead, facts: "TargetFacts") -> None:
-    """Make every id of the target an input and only ids of its tokenizer an output: either side may pad."""
-    config = head.config
-    if config.own_embedding and config.vocab_size < facts.vocab_size:
-        table = F.pad(head.embed_tokens.weight, (0, 0, 0, facts.vocab_size - config.vocab_size))
-        head.embed_tokens.weight = nn.Parameter(table, requires_grad=False)
-    if config.own_head and not config.reduced:
-        head.lm_head.weight = nn.Parameter(head.lm_head.weight[: facts.num_token_ids], requires_grad=False)
-
-
-def _borrow(folder: Path, head: DFlashHead, facts: "TargetFacts", tables: "TokenTables | None") -> tuple[str, ...]:
-    config = head.config
-    lacking = [name for name, own in (("embedding", config.own_embedding), ("head", config.own_head)) if not own]
-    if not lacking:
-        return ()
-    if tables is None:
-        raise CheckpointError(f"{folder} ships no {' and no '.join(lacking)}, and there is no target to borrow from.")
-    if not config.own_head and config.logit_softcap is None and tables.logit_softcap is not None:
-        head.config = replace(config, logit_softcap=tables.logit_softcap)
-    head.borrow(tables.embedding, tables.head[: facts.num_token_ids])
-    return tuple(lacking)

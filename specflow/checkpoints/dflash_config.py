@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from specflow.checkpoints.folder import read_json
 from specflow.checkpoints.head_layers import describe_layers, layer_windows, read_layer_shape
 from specflow.checkpoints.mask_token import find_mask_token
+from specflow.checkpoints.target_tables import OTHER_TARGET, check_fit
+from specflow.core.layer_numbers import from_vllm
 from specflow.errors import CheckpointError, UnsupportedModelError
 from specflow.heads.dflash import BlockLayer, DFlashConfig
 
@@ -20,7 +22,6 @@ _NEXT_TOKEN = ("Qwen3DSparkModel", "Gemma4DSparkModel")  # DeepSpec; its DFlash 
 _OTHERS = {"dflash2": "DFlash2", "domino": "Domino", "xpress": "XPress", "lilicorr": "LiLiCorr", "laguna": "Laguna"}
 # Entries that change what a layer computes, and what they would ask for.
 _CHANGED_LAYERS = {"attention_sink_bias": "attention sinks", "attention_value_scale": "scaled values"}
-_PADDING = 1024  # rows by which two vocabularies of one tokenizer may differ
 _CONVENTION = "target_layer_ids: l = residual stream after decoder layer l, from 0; -1 = embedding output"
 
 
@@ -204,15 +205,14 @@ def _refuse_changed_layers(folder: Path, raw: Mapping[str, Any]) -> None:
 
 def _capture_layers(folder: Path, raw: Mapping[str, Any], facts: "TargetFacts", num_layers: int) -> tuple[int, ...]:
     """As `Taps` counts. speculators counts the layers before a tensor, which is one more; the others count as we do."""
-    if "speculators_model_type" in raw:
-        key, shift = "aux_hidden_state_layer_ids", 1
-    else:
-        key, shift = "target_layer_ids", 0
+    speculators = "speculators_model_type" in raw
+    key = "aux_hidden_state_layer_ids" if speculators else "target_layer_ids"
     listed = _entry(raw, key)
-    if not listed and shift:
+    if not listed and speculators:
         raise CheckpointError(f"{folder / 'config.json'} names no {key}: the layers of the target that the head reads.")
     depth = int(_entry(raw, "num_target_layers") or facts.num_layers)
-    layers = tuple(int(entry) - shift for entry in listed) if listed else default_capture_layers(depth, num_layers)
+    numbers = tuple(map(int, listed)) if listed else default_capture_layers(depth, num_layers)
+    layers = tuple(map(from_vllm, numbers)) if speculators else numbers
     if not _ascending(layers) or layers[0] < -1:
         raise CheckpointError(f"{folder / 'config.json'} has {key}={listed}: the layers must be different and ascend.")
     return layers
@@ -251,39 +251,20 @@ def _block_layers(
 
 def _check(folder: Path, config: DFlashConfig, facts: "TargetFacts") -> None:
     """Raise `CheckpointError` where head and target do not fit."""
-    other = "the head belongs to another target"
-    if config.target_hidden_size != facts.hidden_size:
-        raise CheckpointError(
-            f"{folder} reads states of width {config.target_hidden_size}, and target {facts.name} has "
-            f"{facts.hidden_size}: {other}."
-        )
+    check_fit(folder, config, config.shape.hidden_size, facts)
     if config.num_target_layers not in (None, facts.num_layers) or config.capture_layers[-1] >= facts.num_layers:
         trained = config.num_target_layers or "more"
         raise CheckpointError(
             f"{folder} reads layers {list(config.capture_layers)} of a target with {trained} layers, and target "
-            f"{facts.name} has {facts.num_layers}: {other}."
+            f"{facts.name} has {facts.num_layers}: {OTHER_TARGET}."
         )
-    vocab = config.vocab_size
-    if vocab < facts.num_token_ids or abs(vocab - facts.vocab_size) >= _PADDING:
-        raise CheckpointError(
-            f"{folder} is for a vocabulary of {vocab}, and target {facts.name} has {facts.num_token_ids} tokens in "
-            f"{facts.vocab_size} rows: {other}."
-        )
-    rows = vocab if config.own_embedding else facts.vocab_size
+    rows = config.vocab_size if config.own_embedding else facts.vocab_size
     if not 0 <= config.mask_token_id < rows:
         raise CheckpointError(f"{folder} has mask_token_id={config.mask_token_id}, and the embedding has {rows} rows.")
-    if config.draft_vocab_size > vocab:
-        raise CheckpointError(f"{folder} has draft_vocab_size={config.draft_vocab_size} above vocab_size={vocab}.")
-    width = config.shape.hidden_size
-    for name, own in (("embed_tokens.weight", config.own_embedding), ("lm_head.weight", config.own_head)):
-        if not own and width != facts.hidden_size:
-            raise CheckpointError(
-                f"{folder} lacks {name}, and the target's table has width {facts.hidden_size} where the head needs "
-                f"{width}: the checkpoint is incomplete."
-            )
     if config.reduced and not config.own_head:
         raise CheckpointError(
-            f"{folder} drafts {config.draft_vocab_size} of {vocab} ids but lacks lm_head.weight: it is incomplete."
+            f"{folder} drafts {config.draft_vocab_size} of {config.vocab_size} ids but lacks lm_head.weight: it is "
+            "incomplete."
         )
     if config.max_drafts < 1:
         raise CheckpointError(f"{folder} has block_size={config.block_size}, which leaves no draft.")

@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from specflow.checkpoints.capture_layers import AuxLayerConvention, CaptureLayers, capture_layers
 from specflow.checkpoints.folder import read_json
 from specflow.checkpoints.head_layers import describe_layers, layer_windows, read_layer_shape
+from specflow.checkpoints.target_tables import borrow_tables, check_fit, check_ids, fit_rows, is_copy
 from specflow.checkpoints.tensors import locate_tensors, read_tensors
 from specflow.checkpoints.vocabulary_map import take_vocabulary_map, vocabulary_maps
 from specflow.checkpoints.weights_hash import weights_hash
-from specflow.errors import CheckpointError, UnsupportedModelError
+from specflow.core.layer_numbers import to_vllm
+from specflow.errors import UnsupportedModelError
 from specflow.heads.eagle3 import Eagle3Config, Eagle3Head
 
 if TYPE_CHECKING:
     from specflow.targets.base import TargetFacts, TokenTables
 
-_PADDING = 1024  # rows by which two models of one tokenizer may differ
 # Written by some tools, and of no use here: tables of the target, and frequencies that follow from the config.
 _UNUSED = ("verifier_norm.weight", "verifier_lm_head.weight", "t2d", "d2t")
 
@@ -73,10 +73,9 @@ def load_eagle3(
     tensors = _read(folder, config, names)
     digest = weights_hash(tensors)
     ids = take_vocabulary_map(folder, tensors, config.draft_vocab_size, config.vocab_size)
-    if int(ids.max()) >= facts.vocab_size and config.reduced:
-        raise CheckpointError(f"{folder} drafts id {int(ids.max())}, and target {facts.name} has {facts.vocab_size}.")
+    check_ids(folder, config, ids, facts)
     # A copy of the target's own table is not kept twice.
-    if tables is not None and config.own_embedding and _equal(tensors["embed_tokens.weight"], tables.embedding):
+    if tables is not None and config.own_embedding and is_copy(tensors["embed_tokens.weight"], tables.embedding):
         del tensors["embed_tokens.weight"]
         config = replace(config, own_embedding=False)
     count = sum(tensor.numel() for tensor in tensors.values())
@@ -86,8 +85,8 @@ def load_eagle3(
     if config.reduced:
         head.ids = ids.to(device)
     head.requires_grad_(False)
-    _fit_rows(head, facts.vocab_size)
-    borrowed = _borrow(folder, head, tables)
+    fit_rows(head, facts)
+    borrowed = borrow_tables(folder, head, facts, tables, dtype)
     return LoadedEagle3(head, found.captures, digest, count, borrowed)
 
 
@@ -121,7 +120,7 @@ def describe_eagle3(
         logit_scale=float(raw.get("logit_scale", 1.0)),
         windows=layer_windows(layers, num_layers),
     )
-    _check_target(folder, config, facts)
+    check_fit(folder, config, shape.hidden_size, facts)
     return Description(config, captures)
 
 
@@ -141,32 +140,6 @@ def _refuse_other_methods(folder: Path, raw: Mapping[str, Any], names: frozenset
         raise UnsupportedModelError(
             f"{folder} has no hidden_norm in its first layer, as EAGLE-3 heads have (EAGLE-1 and others do not): "
             "proposer=eagle3 cannot run it."
-        )
-
-
-def _check_target(folder: Path, config: Eagle3Config, facts: "TargetFacts") -> None:
-    if config.target_hidden_size != facts.hidden_size:
-        raise CheckpointError(
-            f"{folder} reads states of width {config.target_hidden_size}, and target {facts.name} has "
-            f"{facts.hidden_size}: the head belongs to another target."
-        )
-    vocab = config.vocab_size
-    if vocab < facts.num_token_ids or abs(vocab - facts.vocab_size) >= _PADDING:
-        raise CheckpointError(
-            f"{folder} is for a vocabulary of {vocab}, and target {facts.name} has {facts.num_token_ids} tokens in "
-            f"{facts.vocab_size} rows: the head belongs to another target."
-        )
-    if config.draft_vocab_size > vocab:
-        raise CheckpointError(f"{folder} has draft_vocab_size={config.draft_vocab_size} above vocab_size={vocab}.")
-    if not config.own_embedding and config.layer.hidden_size != facts.hidden_size:
-        raise CheckpointError(
-            f"{folder} lacks embed_tokens.weight, and the target's table has width {facts.hidden_size} where the head "
-            f"needs {config.layer.hidden_size}: the checkpoint is incomplete."
-        )
-    if not config.own_head and config.layer.hidden_size != facts.hidden_size:
-        raise CheckpointError(
-            f"{folder} lacks lm_head.weight, and the target's table has width {facts.hidden_size} where the head "
-            f"needs {config.layer.hidden_size}: the checkpoint is incomplete."
         )
 
 
@@ -194,36 +167,6 @@ def _read(folder: Path, config: Eagle3Config, names: Mapping[str, str]) -> dict[
     wanted = {in_file.get(ours, ours): shape for ours, shape in shapes.items()}
     tensors = read_tensors(folder, wanted, ignored - wanted.keys())
     return {names[name]: tensor for name, tensor in tensors.items()}
-
-
-def _equal(own: Tensor, table: Tensor) -> bool:
-    return own.shape == table.shape and torch.equal(own.to(table.device, table.dtype), table)
-
-
-def _fit_rows(head: Eagle3Head, vocab_size: int) -> None:
-    """Make every id of the target an input and only its ids an output: either side may pad its vocabulary."""
-    config = head.config
-    if config.own_embedding and config.vocab_size < vocab_size:
-        table = F.pad(head.embed_tokens.weight, (0, 0, 0, vocab_size - config.vocab_size))
-        head.embed_tokens.weight = nn.Parameter(table, requires_grad=False)
-    if config.own_head and not config.reduced and config.vocab_size > vocab_size:
-        head.lm_head.weight = nn.Parameter(head.lm_head.weight[:vocab_size], requires_grad=False)
-
-
-def _borrow(folder: Path, head: Eagle3Head, tables: "TokenTables | None") -> tuple[str, ...]:
-    config = head.config
-    lacking = [name for name, own in (("embedding", config.own_embedding), ("head", config.own_head)) if not own]
-    if not lacking:
-        return ()
-    if tables is None:
-        raise CheckpointError(f"{folder} ships no {' and no '.join(lacking)}, and there is no target to borrow from.")
-    rows = None
-    if not config.own_head:
-        dtype = head.fc.weight.dtype
-        rows = tables.head[head.ids] if config.reduced else tables.head[: config.draft_vocab_size]
-        rows = rows.detach().to(dtype)
-    head.borrow(tables.embedding, rows)
-    return tuple(lacking)
 
 
 def save_eagle3(
@@ -258,7 +201,7 @@ def _config_json(config: Eagle3Config, name: str, architecture: str, num_drafts:
         "speculators_version": "0.9.0",
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
-        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.capture_layers],
+        "eagle_aux_hidden_state_layer_ids": list(map(to_vllm, config.capture_layers)),
         "aux_layer_convention": "boundary: 0 is the embedding output, b the residual stream entering decoder layer b",
         "norm_before_residual": config.norm_before_residual,
         "norm_before_fc": config.norm_before_fc,

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from specflow.errors import CheckpointError
 
-_WEIGHTS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+INDEX = "model.safetensors.index.json"
+PICKLED = "pytorch_model*.bin"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _LFS_MARK = b"version https://git-lfs"
 
@@ -33,7 +35,7 @@ def check_folder(folder: Path, *, weights: bool = True, tokenizer: bool = True) 
     read_json(folder / "config.json")
     if weights:
         for path in weight_files(folder):
-            check_safetensors(path) if path.suffix == ".safetensors" else _check_not_pointer(path)
+            check_safetensors(path) if path.suffix == ".safetensors" else check_not_pointer(path)
     if tokenizer and not any((folder / name).exists() for name in _TOKENIZERS):
         raise CheckpointError(
             f"{folder} has no tokenizer (none of {', '.join(_TOKENIZERS)}): save one there with "
@@ -43,24 +45,36 @@ def check_folder(folder: Path, *, weights: bool = True, tokenizer: bool = True) 
 
 def weight_files(folder: Path) -> list[Path]:
     """All weight files of a folder; every shard that an index lists must exist. Raises `CheckpointError`."""
-    for name in _WEIGHTS:
-        index = folder / name
-        if index.exists():
-            mapping = read_json(index).get("weight_map")
-            if not isinstance(mapping, dict):
-                raise CheckpointError(f"{index} has no weight_map: copy or download the checkpoint again.")
-            shards = sorted({folder / str(shard) for shard in mapping.values()})
-            missing = [shard.name for shard in shards if not shard.exists()]
-            if missing:
-                raise CheckpointError(
-                    f"{folder} lacks {missing[0]}, one of the {len(missing)} of {len(shards)} weight files that "
-                    f"{name} lists but that are not there: copy or download them."
-                )
-            return shards
-    found = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    index = find_index(folder)
+    if index:
+        shards = sorted({folder / shard for shard in read_index(index).values()})
+        missing = [shard.name for shard in shards if not shard.exists()]
+        if missing:
+            raise CheckpointError(
+                f"{folder} lacks {missing[0]}, one of the {len(missing)} of {len(shards)} weight files that "
+                f"{index.name} lists but that are not there: copy or download them."
+            )
+        return shards
+    found = sorted(folder.glob("*.safetensors")) or sorted(folder.glob(PICKLED))
     if not found:
         raise CheckpointError(f"{folder} has no weights (*.safetensors or pytorch_model.bin): copy or download them.")
     return found
+
+
+def find_index(folder: Path) -> Path | None:
+    """The file that says which weight file each tensor is in; safetensors files go before pickled ones."""
+    if (folder / INDEX).exists():
+        return folder / INDEX
+    pickled = folder / PICKLED_INDEX
+    return pickled if pickled.exists() and not any(folder.glob("*.safetensors")) else None
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """Names of tensors and the weight file each is in. Raises `CheckpointError`."""
+    mapping = read_json(index).get("weight_map")
+    if not isinstance(mapping, dict):
+        raise CheckpointError(f"{index} has no weight_map: copy or download the checkpoint again.")
+    return {str(name): str(file) for name, file in mapping.items()}
 
 
 def check_safetensors(path: Path) -> None:
@@ -85,7 +99,8 @@ def check_safetensors(path: Path) -> None:
         )
 
 
-def _check_not_pointer(path: Path) -> None:
+def check_not_pointer(path: Path) -> None:
+    """Raise `CheckpointError` for a file that only stands for the one that `git lfs` would fetch."""
     with path.open("rb") as file:
         if file.read(len(_LFS_MARK)) == _LFS_MARK:
             _raise_pointer(path)

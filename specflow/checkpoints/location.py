@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+from specflow.checkpoints.folder import PICKLED
 from specflow.errors import CheckpointError, ConfigError
 from specflow.zoo.bundle import resolve
 
 # What a checkpoint in Hugging Face format consists of: weights, configs, every kind of tokenizer file.
+# Many repositories hold the same weights pickled as well.
 _PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 
@@ -36,7 +38,10 @@ def _download(hub_id: str, revision: str | None, option: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=_PATTERNS))
+        folder = Path(snapshot_download(hub_id, revision=revision, allow_patterns=_PATTERNS))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(hub_id, revision=revision, allow_patterns=[*_PATTERNS, PICKLED]))
+        return folder
     except Exception as error:  # the hub's client raises many kinds: offline, unknown, gated, no such revision
         cause = str(error).strip().split("\n")[0]
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Reading a table of tensors from a folder of safetensors files: all of them, in the right shapes, or an error."""
+"""Reading a table of tensors from a checkpoint folder: all of them, in the right shapes, or an error."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -7,10 +7,18 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from specflow.checkpoints.folder import check_safetensors, read_json, weight_files
+from specflow.checkpoints.folder import (
+    INDEX,
+    PICKLED,
+    PICKLED_INDEX,
+    check_safetensors,
+    find_index,
+    read_index,
+    weight_files,
+)
+from specflow.checkpoints.pickled import read_pickled
 from specflow.errors import CheckpointError
 
-INDEX = "model.safetensors.index.json"
 Shapes = Mapping[str, tuple[int, ...]]
 _SHOWN = 6
 
@@ -36,14 +44,17 @@ def read_tensors(folder: Path, shapes: Shapes, ignored: Collection[str] = ()) ->
 
 
 def locate_tensors(folder: Path) -> dict[str, Path]:
-    """Names of all tensors of a folder and the file each is to be read from. Raises `CheckpointError`."""
-    if (folder / INDEX).exists():
+    """Names of all tensors of a folder and the file each is to be read from: *.safetensors, or else
+    pytorch_model.bin. Raises `CheckpointError`."""
+    index = find_index(folder)
+    if index:
         for path in weight_files(folder):
-            check_safetensors(path)
-        mapping = read_json(folder / INDEX)["weight_map"]
-        assert isinstance(mapping, dict)
-        return {name: folder / shard for name, shard in mapping.items()}
+            if path.suffix == ".safetensors":
+                check_safetensors(path)
+        return {name: folder / shard for name, shard in read_index(index).items()}
     path = _single_file(folder)
+    if path.suffix != ".safetensors":
+        return dict.fromkeys(read_pickled(path), path)
     check_safetensors(path)
     with safe_open(path, framework="pt") as file:
         return dict.fromkeys(file.keys(), path)
@@ -52,32 +63,38 @@ def locate_tensors(folder: Path) -> dict[str, Path]:
 def _single_file(folder: Path) -> Path:
     if (folder / "model.safetensors").exists():
         return folder / "model.safetensors"
-    found = sorted(folder.glob("*.safetensors"))
+    found = sorted(folder.glob("*.safetensors")) or sorted(folder.glob(PICKLED))
     if len(found) == 1:
         return found[0]
     if found:
         names = ", ".join(path.name for path in found[:_SHOWN])
-        raise CheckpointError(f"{folder} holds several weight files ({names}) but no {INDEX}: copy or download it too.")
-    if list(folder.glob("*.bin")):
-        raise CheckpointError(
-            f"{folder} holds weights only as .bin files, which can run code when they are opened and are not read. "
-            "Convert them: load the model with transformers and save it with save_pretrained."
-        )
-    raise CheckpointError(f"{folder} has no weights (*.safetensors): copy or download them.")
+        index = INDEX if found[0].suffix == ".safetensors" else PICKLED_INDEX
+        raise CheckpointError(f"{folder} holds several weight files ({names}) but no {index}: copy or download it too.")
+    raise CheckpointError(f"{folder} has no weights (*.safetensors or pytorch_model.bin): copy or download them.")
 
 
 def _read_file(path: Path, names: Collection[str]) -> dict[str, torch.Tensor]:
+    if path.suffix != ".safetensors":
+        pickled = read_pickled(path)
+        _check_promise(path, names, pickled)
+        return {name: pickled[name] for name in names}
     try:
         with safe_open(path, framework="pt") as file:
-            lacking = sorted(set(names) - set(file.keys()))
-            if lacking:
-                raise CheckpointError(
-                    f"{path.parent / INDEX} says that {path.name} holds {_list(lacking)}, but it does not: "
-                    "copy or download the checkpoint again."
-                )
+            _check_promise(path, names, file.keys())
             return {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise CheckpointError(f"{path} cannot be read ({error}): copy or download it again.") from error
+
+
+def _check_promise(path: Path, names: Collection[str], found: Collection[str]) -> None:
+    """An index may say more than its files hold."""
+    lacking = sorted(set(names) - set(found))
+    if lacking:
+        index = find_index(path.parent)
+        raise CheckpointError(
+            f"{index} says that {path.name} holds {_list(lacking)}, but it does not: "
+            "copy or download the checkpoint again."
+        )
 
 
 def _check_names(folder: Path, wanted: set[str], found: set[str], ignored: set[str]) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specflow.heads.layers import Attend, DecoderLayer, LayerShape, RMSNorm
+from specflow.heads.tables import TableHead
 from specflow.kernels.rotary import rotate
 
 
@@ -65,13 +66,13 @@ class DFlashConfig:
         return slice(0 if self.sample_from_anchor else 1, None)
 
 
-class DFlashHead(nn.Module):
+class DFlashHead(TableHead):
     """Weights of a head under the names of published checkpoints; vocabulary maps are buffers.
 
     Tables that the checkpoint does not ship are lent by `borrow` and are no part of the module's state.
     """
 
-    ids: Tensor  # [Vd] int64: target id of each row of the head; only when reduced
+    config: DFlashConfig
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
@@ -82,37 +83,17 @@ class DFlashHead(nn.Module):
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.layers = nn.ModuleList(DecoderLayer(shape) for _ in config.block_layers)
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        if config.own_embedding:
-            self.embed_tokens = nn.Embedding(config.vocab_size, shape.hidden_size)
-        if config.own_head:
-            self.lm_head = nn.Linear(shape.hidden_size, config.draft_vocab_size, bias=False)
-        if config.reduced:
-            self.register_buffer("ids", torch.arange(config.draft_vocab_size), persistent=False)
+        self.add_tables(config, shape.hidden_size)
 
     def borrow(self, embedding: Tensor | None, head: Tensor | None) -> None:
-        """Lend tables of the target, [V, E] each, for those the head lacks; of another dtype they are copied once."""
+        """See `TableHead.borrow`; tables of another dtype are copied once."""
         dtype = self.fc.weight.dtype
-        if not self.config.own_embedding:
-            assert embedding is not None
-            self._embedding = embedding.detach().to(dtype)
-        if not self.config.own_head:
-            assert head is not None
-            self._head = head.detach().to(dtype)
+        super().borrow(*(None if table is None else table.to(dtype) for table in (embedding, head)))
 
     @property
     def decoder_layers(self) -> list[DecoderLayer]:
         """`layers` with their type."""
         return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
-
-    @property
-    def embedding_table(self) -> Tensor:
-        """[V, E]."""
-        return self.embed_tokens.weight if self.config.own_embedding else self._embedding
-
-    @property
-    def head_table(self) -> Tensor:
-        """[Vd, E]."""
-        return self.lm_head.weight if self.config.own_head else self._head
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings of target ids [T] as a block starts with them, [T, E]."""

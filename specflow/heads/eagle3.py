@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specflow.heads.layers import Attend, DecoderLayer, GatedMlp, LayerShape, RMSNorm, SelfAttention
+from specflow.heads.tables import TableHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +64,13 @@ class FusingLayer(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
-class Eagle3Head(nn.Module):
+class Eagle3Head(TableHead):
     """Weights of a head under the names of the speculators format; vocabulary maps are buffers.
 
     Tables that the checkpoint does not ship are lent by `borrow` and are no part of the module's state.
     """
 
-    ids: Tensor  # [Vd] int64: target id of each row of the head
+    config: Eagle3Config
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
@@ -84,31 +85,7 @@ class Eagle3Head(nn.Module):
         plain = [DecoderLayer(shape) for _ in range(config.num_layers - 1)]
         self.layers = nn.ModuleList([FusingLayer(shape, config.norm_before_residual), *plain])
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        if config.own_embedding:
-            self.embed_tokens = nn.Embedding(config.vocab_size, shape.hidden_size)
-        if config.own_head:
-            self.lm_head = nn.Linear(shape.hidden_size, config.draft_vocab_size, bias=False)
-        if config.reduced:
-            self.register_buffer("ids", torch.arange(config.draft_vocab_size), persistent=False)
-
-    def borrow(self, embedding: Tensor | None, head: Tensor | None) -> None:
-        """Lend tables of the target, [V, E] and [Vd, E] (rows in the order of `ids`), for those the head lacks."""
-        if not self.config.own_embedding:
-            assert embedding is not None
-            self._embedding = embedding.detach()
-        if not self.config.own_head:
-            assert head is not None
-            self._head = head.detach()
-
-    @property
-    def embedding_table(self) -> Tensor:
-        """[V, E]."""
-        return self.embed_tokens.weight if self.config.own_embedding else self._embedding
-
-    @property
-    def head_table(self) -> Tensor:
-        """[Vd, E]."""
-        return self.lm_head.weight if self.config.own_head else self._head
+        self.add_tables(config, shape.hidden_size)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings of target ids [T] in the head's dtype, [T, E]."""

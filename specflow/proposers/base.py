@@ -86,6 +86,8 @@ class Proposer(ABC):
 
     name: str = "proposer"
     num_speculative_tokens: int  # K
+    # Prompts it was trained on: True = conversations in a chat template, False = plain text, None = both, or unknown.
+    trained_on_chat: bool | None = None
 
     def load(self, target: "Target", backend: "Backend") -> None:
         """Read the drafter's checkpoint and check it against the loaded target (vocabulary, sizes, layers)."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from specflow.core.draft import Draft
 from specflow.core.limits import EngineLimits
@@ -65,6 +66,7 @@ class CustomClassProposer(HostProposer):
         self.instance = construct(self.loaded, self.num_speculative_tokens, options.options)
         check_methods(self.loaded, self.instance)
         self._full = self.instance if isinstance(self.instance, Proposer) else None
+        self._num_cut: torch.Tensor | None = None
         if self._full is not None:
             self._agree_on_length(self._full)
 
@@ -109,7 +111,20 @@ class CustomClassProposer(HostProposer):
         """The class's own `propose`, or one call of `draft` per request."""
         if self._full is None:
             return super().propose(context)
-        return check_draft(self.loaded, self._call("propose", context), len(context.host.slots))
+        draft = check_draft(self.loaded, self._call("propose", context), len(context.host.slots))
+        return draft if draft.logits is None else self._defined(draft, draft.logits)
+
+    def _defined(self, draft: Draft, logits: torch.Tensor) -> Draft:
+        """The drafts before the first whose law is not defined (its logits hold NaN or infinity)."""
+        usable = logits.amax(-1).isfinite().to(torch.int64).cumprod(1).sum(1)
+        cut = (usable < draft.num_drafts).sum()
+        self._num_cut = cut if self._num_cut is None else self._num_cut + cut
+        return replace(draft, num_drafts=torch.minimum(usable, draft.num_drafts))
+
+    @property
+    def nan_drafts(self) -> int:
+        """Rounds of a request that were cut short because the class's logits were not finite."""
+        return 0 if self._num_cut is None else int(self._num_cut)
 
     def draft(self, tokens: np.ndarray, max_drafts: int, request_id: str) -> np.ndarray:
         """See `HostProposer.draft`; tokens [L] int64 -> ids [n] int64, not cut yet."""
@@ -127,6 +142,8 @@ class CustomClassProposer(HostProposer):
             "num_speculative_tokens": str(self.num_speculative_tokens),
         }
         facts |= {f"options.{key}": str(value) for key, value in self.options.options.items()}
+        if self.nan_drafts:
+            facts["warning"] = f"{self.name}: logits were not finite in {self.nan_drafts} rounds, which drafted less"
         own = self._call("describe")
         if own is None:
             return facts

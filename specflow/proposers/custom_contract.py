@@ -193,6 +193,12 @@ def _draft_problem(found: Any, batch_size: int) -> str:
             return f"a Draft whose {name} is {value.dtype}"
         if value.dim() != dimensions or value.shape[0] != batch_size:
             return f"a Draft whose {name} has shape {list(value.shape)}"
+    if found.logits is None:
+        return ""
+    if not isinstance(found.logits, torch.Tensor) or not found.logits.is_floating_point():
+        return f"a Draft whose logits are {getattr(found.logits, 'dtype', type(found.logits).__name__)}"
+    if found.logits.dim() != 3 or found.logits.shape[:2] != found.token_ids.shape:
+        return f"a Draft whose logits have shape {list(found.logits.shape)}"
     return ""
 
 

@@ -9,20 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from specflow.checkpoints.dflash import LoadedDFlash, load_dflash
 from specflow.checkpoints.location import find_folder
+from specflow.checkpoints.trained_on import trained_on_chat
 from specflow.core.draft import Draft
+from specflow.core.layer_numbers import to_vllm
 from specflow.core.limits import EngineLimits
 from specflow.errors import ConfigError
+from specflow.kernels.paged_kernels import steps_by
 from specflow.proposers.base import ProposeContext, Proposer, Requirements
 from specflow.proposers.block_drafter import BlockRows, CpuBlockDrafter, block_drafter
 from specflow.proposers.draft_loading import DraftDtype
 from specflow.proposers.draft_sampling import DraftSampler, SampleMethod
-from specflow.proposers.some_requests import no_drafts, pick_requests, put_drafts
+from specflow.proposers.some_requests import draft_where_wanted
 from specflow.proposers.vocabulary import over_all_ids
 from specflow.targets.base import Taps, lent_tables
 from specflow.zoo.bundle import PREFIX
@@ -72,6 +74,7 @@ class DFlashProposer(Proposer):
         self._dtype = target.facts.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
         self._loaded = self.read_head(self._folder, target, backend.device, self._dtype)
         self._head = self._loaded.head.eval()
+        self.trained_on_chat = trained_on_chat(self._folder)
         most = self._head.config.max_drafts
         if self.num_speculative_tokens > most:
             raise ConfigError(
@@ -96,31 +99,18 @@ class DFlashProposer(Proposer):
         """Allocate pages, tables and the store of draft logits."""
         self._drafter = block_drafter(self._head, limits, self.num_speculative_tokens, self.name)
         self._vocab_size = limits.vocab_size
-        self._sampler = DraftSampler(
-            self.options.draft_sample_method,
-            max_rows=limits.max_num_seqs + 1,
-            num_drafts=self.num_speculative_tokens,
-            vocab_size=limits.vocab_size,
-            device=limits.device,
-        )
-        self._num_cut = torch.zeros((), dtype=torch.int64, device=limits.device)
+        self._sampler = DraftSampler(self.options.draft_sample_method, limits, self.num_speculative_tokens)
 
     @property
     def nan_drafts(self) -> int:
         """Rounds of a request that were cut short because the head's logits were not finite."""
-        return int(self._num_cut)
+        return self._sampler.num_cut
 
     @torch.inference_mode()
     def propose(self, context: ProposeContext) -> Draft:
         """Write the context of all requests, draft for those that want it; see `Proposer.propose`."""
         self._drafter.follow(context)
-        wanting = np.flatnonzero(context.host.wants_drafts)
-        if len(wanting) == len(context.host.slots):
-            return self._draft(context)
-        if not len(wanting):
-            return no_drafts(context, self.num_speculative_tokens)
-        part, picked = pick_requests(context, wanting)
-        return put_drafts(context, picked, self._draft(part))
+        return draft_where_wanted(context, self.num_speculative_tokens, lambda part, _picked: self._draft(part))
 
     def choose(self, rows: BlockRows, sampler: DraftSampler, sampled: bool) -> Tensor:
         """Choose the drafts, [R, K] int64 ids of the target, through the sampler, for which the round has begun.
@@ -143,20 +133,10 @@ class DFlashProposer(Proposer):
     def _draft(self, context: ProposeContext) -> Draft:
         """K drafts for each of R requests; no branch on values and no read by the host."""
         sampler = self._sampler
-        sampler.begin(
-            context.temperature,
-            context.seeds,
-            context.num_tokens,
-            context.all_greedy,
-            domain=context.noise_domain,
-            keep_law=context.keep_law,
-            filters=context.filters,
-        )
+        sampler.begin(context)
         rows = self._drafter.draft(context)
-        sampled = self.options.draft_sample_method == "probabilistic" and not context.all_greedy
-        drafts = self.choose(rows, sampler, sampled)
+        drafts = self.choose(rows, sampler, sampler.sampled)
         usable = sampler.usable()
-        self._num_cut += (usable < self.num_speculative_tokens).sum()
         counts = torch.minimum(self.count(rows, drafts, usable), context.max_drafts)
         return Draft(drafts, counts, sampler.law())
 
@@ -173,7 +153,7 @@ class DFlashProposer(Proposer):
             "weights": loaded.checkpoint_hash,
             "dtype": str(self._dtype).removeprefix("torch."),
             "block layout": f"{layout} ({loaded.description.layout})",
-            "captured layers": f"{_list(config.capture_layers)} ({_list(layer + 1 for layer in config.capture_layers)} "
+            "captured layers": f"{_list(config.capture_layers)} ({_list(map(to_vllm, config.capture_layers))} "
             "in vLLM's count)",
             "mask token": str(config.mask_token_id),
             "tables": f"{' and '.join(loaded.borrowed)} borrowed from the target" if loaded.borrowed else "its own",
@@ -182,9 +162,11 @@ class DFlashProposer(Proposer):
         }
         if loaded.description.trained_for:
             facts["trained for"] = loaded.description.trained_for
+        if self.trained_on_chat is not None:
+            facts["trained on"] = "conversations in a chat template" if self.trained_on_chat else "plain text"
         if hasattr(self, "_drafter"):
             fused = isinstance(self._drafter, CpuBlockDrafter)
-            facts["drafting steps"] = "fused CPU kernels" if fused else "plain torch"
+            facts["drafting steps"] = steps_by(fused, self._drafter.pages.kernels)
             if self.nan_drafts:
                 facts["warning"] = (
                     f"{self.name}: logits were not finite in {self.nan_drafts} rounds, which drafted less"

@@ -1,12 +1,16 @@
 """Choosing drafts from a drafter's logits, and remembering the law they were drawn from."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from specflow.core.limits import EngineLimits
 from specflow.kernels.argmax import lowest_argmax
-from specflow.kernels.noise import DRAFT, gumbel_argmax, gumbel_noise
-from specflow.samplers.filters import RowFilters, filter_rows
+from specflow.kernels.noise import gumbel_argmax, gumbel_noise
+from specflow.samplers.filters import filter_rows
+
+if TYPE_CHECKING:
+    from specflow.proposers.base import ProposeContext
 
 SampleMethod = Literal["greedy", "probabilistic"]
 
@@ -20,33 +24,20 @@ class DraftSampler:
     tensor that was sampled from.
     """
 
-    def __init__(
-        self, method: SampleMethod, *, max_rows: int, num_drafts: int, vocab_size: int, device: torch.device
-    ) -> None:
-        """vocab_size: columns of the stored logits; those that the drafter's logits lack stay at -inf."""
+    def __init__(self, method: SampleMethod, limits: EngineLimits, num_drafts: int) -> None:
+        """The stored logits have a column per id of the target; those that the drafter's logits lack stay at -inf."""
         self._probabilistic = method == "probabilistic"
-        self._shape, self._device = (max_rows, num_drafts, vocab_size), device
+        self._shape, self._device = (limits.max_num_seqs + 1, num_drafts, limits.vocab_size), limits.device
+        self._num_cut = torch.zeros((), dtype=torch.int64, device=limits.device)
         self._store: torch.Tensor | None = None  # made in the first round that keeps the law
 
-    def begin(
-        self,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-        num_tokens: torch.Tensor,
-        all_greedy: bool,
-        *,
-        domain: int = DRAFT,
-        keep_law: bool = True,
-        filters: RowFilters | None = None,
-    ) -> None:
-        """Start a round of R requests: temperature [R] float32, seeds [R] int64, num_tokens [R] int64.
-
-        domain, keep_law and filters: as in `ProposeContext`.
-        """
+    def begin(self, context: "ProposeContext") -> None:
+        """Start a round of the R requests of a context."""
+        temperature = context.temperature
         self._peaks: list[torch.Tensor] = []
-        self._sampled = self._probabilistic and not all_greedy
-        self._keeps, self._filters = self._sampled and keep_law, filters
-        self._seeds, self._num_tokens, self._domain = seeds, num_tokens, domain
+        self._sampled = self._probabilistic and not context.all_greedy
+        self._keeps, self._filters = self._sampled and context.keep_law, context.filters
+        self._seeds, self._num_tokens, self._domain = context.seeds, context.num_tokens, context.noise_domain
         if self._keeps and self._store is None:
             self._store = torch.full(self._shape, float("-inf"), dtype=torch.float32, device=self._device)
         if self._sampled:
@@ -82,8 +73,20 @@ class DraftSampler:
         return torch.stack([self.choose(index, column) for index, column in enumerate(logits.unbind(1))], 1)
 
     def usable(self) -> torch.Tensor:
-        """Leading drafts of each request whose logits were finite at the top, [R] int64."""
-        return torch.stack(self._peaks).isfinite().to(torch.int64).cumprod(0).sum(0)
+        """Leading drafts of each request whose logits were finite at the top, [R] int64. Once per round: it counts."""
+        usable = torch.stack(self._peaks).isfinite().to(torch.int64).cumprod(0).sum(0)
+        self._num_cut += (usable < self._shape[1]).sum()
+        return usable
+
+    @property
+    def num_cut(self) -> int:
+        """Rounds of a request, so far, that were cut short because logits were not finite."""
+        return int(self._num_cut)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether this round's drafts are drawn at random, so that their law matters."""
+        return self._sampled
 
     def law(self) -> torch.Tensor | None:
         """Logits of the sampled law, [R, K, V] float32, valid until the next round; None when one-hot or not kept."""

@@ -9,17 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from specflow.checkpoints.capture_layers import CONVENTIONS, AuxLayerConvention
 from specflow.checkpoints.eagle3 import load_eagle3
 from specflow.checkpoints.location import find_folder
+from specflow.checkpoints.trained_on import trained_on_chat
 from specflow.core.draft import Draft
 from specflow.core.limits import EngineLimits
 from specflow.errors import ConfigError
 from specflow.heads.eagle3 import FusingLayer
+from specflow.kernels.paged_kernels import steps_by
 from specflow.kernels.rotary import rotary_table
 from specflow.proposers.base import ProposeContext, Proposer, Requirements
 from specflow.proposers.draft_loading import DraftDtype
@@ -27,7 +28,7 @@ from specflow.proposers.draft_sampling import DraftSampler, SampleMethod
 from specflow.proposers.eagle3_round import CpuEagle3Round, CpuEagle3Steps, Eagle3Round, TorchEagle3Round
 from specflow.proposers.feature_rows import FeatureRows, feature_rows, features_of
 from specflow.proposers.head_pages import HeadPages
-from specflow.proposers.some_requests import no_drafts, pick_requests, put_drafts
+from specflow.proposers.some_requests import draft_where_wanted
 from specflow.proposers.vocabulary import over_all_ids
 from specflow.targets.base import Taps, lent_tables
 from specflow.zoo.bundle import PREFIX
@@ -89,6 +90,7 @@ class Eagle3Proposer(Proposer):
             rope_theta=self.options.rope_theta,
         )
         self._head = self._loaded.head.eval()
+        self.trained_on_chat = trained_on_chat(self._folder)
 
     def requirements(self) -> Requirements:
         """The captured layers, and pages for the committed tokens and up to K positions past the anchor."""
@@ -108,19 +110,12 @@ class Eagle3Proposer(Proposer):
         fused = CpuEagle3Steps.serves(self._head)
         self._steps = CpuEagle3Steps(self._head, self._pages, self._rotary, limits.table_width) if fused else None
         self._vocab_size, self._pages_on_cpu = limits.vocab_size, limits.device.type == "cpu"
-        self._sampler = DraftSampler(
-            self.options.draft_sample_method,
-            max_rows=limits.max_num_seqs + 1,
-            num_drafts=self.num_speculative_tokens,
-            vocab_size=limits.vocab_size,
-            device=limits.device,
-        )
-        self._num_cut = torch.zeros((), dtype=torch.int64, device=limits.device)
+        self._sampler = DraftSampler(self.options.draft_sample_method, limits, self.num_speculative_tokens)
 
     @property
     def nan_drafts(self) -> int:
         """Rounds of a request that were cut short because the head's logits were not finite."""
-        return int(self._num_cut)
+        return self._sampler.num_cut
 
     @torch.inference_mode()
     def propose(self, context: ProposeContext) -> Draft:
@@ -129,13 +124,11 @@ class Eagle3Proposer(Proposer):
         ids, states = self._follow(context, rows)
         if len(ids) != len(context.host.slots):
             ids, states = ids.index_select(0, rows.last), states.index_select(0, rows.last)
-        wanting = np.flatnonzero(context.host.wants_drafts)
-        if len(wanting) == len(context.host.slots):
-            return self._draft(context, ids, states)
-        if not len(wanting):
-            return no_drafts(context, self.num_speculative_tokens)
-        part, picked = pick_requests(context, wanting)
-        return put_drafts(context, picked, self._draft(part, ids[picked], states[picked]))
+        return draft_where_wanted(
+            context,
+            self.num_speculative_tokens,
+            lambda part, picked: self._draft(part, ids[picked], states[picked]),
+        )
 
     def _follow(self, context: ProposeContext, rows: FeatureRows) -> tuple[Tensor, Tensor]:
         """Write keys and values of the confirmed rows; the tokens they embed [N] and their states [N, E]."""
@@ -173,28 +166,18 @@ class Eagle3Proposer(Proposer):
         """K drafts for each of R requests from their newest rows; no branch on values and no read by the host."""
         plan = self._round(context)
         sampler, config = self._sampler, self._head.config
-        sampler.begin(
-            context.temperature,
-            context.seeds,
-            context.num_tokens,
-            context.all_greedy,
-            domain=context.noise_domain,
-            keep_law=context.keep_law,
-            filters=context.filters,
-        )
-        sampled = self.options.draft_sample_method == "probabilistic" and not context.all_greedy
+        sampler.begin(context)
         drafts: list[Tensor] = []
         for index in range(self.num_speculative_tokens):
             states, logits = plan.step(index, ids, states)
-            if config.reduced and sampled:
+            if config.reduced and sampler.sampled:
                 logits = over_all_ids(logits, self._head.ids, self._vocab_size)
             ids = sampler.choose(index, logits)
-            if config.reduced and not sampled:
+            if config.reduced and not sampler.sampled:
                 ids = self._head.ids[ids]
             drafts.append(ids)
-        usable = sampler.usable()
-        self._num_cut += (usable < self.num_speculative_tokens).sum()
-        return Draft(torch.stack(drafts, 1), torch.minimum(usable, context.max_drafts), sampler.law())
+        counts = torch.minimum(sampler.usable(), context.max_drafts)
+        return Draft(torch.stack(drafts, 1), counts, sampler.law())
 
     def _round(self, context: ProposeContext) -> Eagle3Round:
         if self._steps is not None:
@@ -217,8 +200,10 @@ class Eagle3Proposer(Proposer):
             "vocabulary": f"{config.draft_vocab_size} of {config.vocab_size} ids may be proposed",
             "rotary base": f"{config.layer.rope.theta:g}",
         }
+        if self.trained_on_chat is not None:
+            facts["trained on"] = "conversations in a chat template" if self.trained_on_chat else "plain text"
         if hasattr(self, "_steps"):
-            facts["drafting steps"] = "fused CPU kernels" if self._steps else "plain torch"
+            facts["drafting steps"] = steps_by(self._steps is not None, self._pages.kernels)
             if self.nan_drafts:
                 facts["warning"] = f"eagle3: logits were not finite in {self.nan_drafts} rounds, which drafted less"
         return facts

@@ -2,22 +2,22 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from specflow.checkpoints.decoder_config import DecoderConfig, read_decoder_config
 from specflow.checkpoints.location import find_folder
 from specflow.core.draft import Draft
 from specflow.core.limits import EngineLimits
+from specflow.kernels.paged_kernels import steps_by
 from specflow.proposers.base import ProposeContext, Proposer, Requirements
 from specflow.proposers.draft_loading import DraftOptions, load_draft
 from specflow.proposers.draft_pages import DraftPages
 from specflow.proposers.draft_round import DraftRound, RoundShape
 from specflow.proposers.draft_sampling import DraftSampler
+from specflow.proposers.some_requests import draft_where_wanted
 from specflow.zoo.bundle import PREFIX
 
 if TYPE_CHECKING:
@@ -70,15 +70,8 @@ class PagedDrafter(Proposer):
     def attach(self, target: "Target", limits: EngineLimits) -> None:
         """Allocate pages, the rotary table and the store of draft logits."""
         self._pages = DraftPages(self._weights, limits, self.shape)
-        self._sampler = DraftSampler(
-            self.options.draft_sample_method,
-            max_rows=limits.max_num_seqs + 1,
-            num_drafts=self.num_speculative_tokens,
-            vocab_size=limits.vocab_size,
-            device=limits.device,
-        )
+        self._sampler = DraftSampler(self.options.draft_sample_method, limits, self.num_speculative_tokens)
         self._too_long = limits.max_model_len > self._weights.config.max_positions
-        self._num_cut = torch.zeros((), dtype=torch.int64, device=limits.device)
 
     def start(self, request_id: str, slot: int, prompt: Sequence[int]) -> None:
         """Forget what the slot's last owner left."""
@@ -87,28 +80,13 @@ class PagedDrafter(Proposer):
     @property
     def nan_drafts(self) -> int:
         """Rounds of a request that were cut short because the draft model's logits were not finite."""
-        return int(self._num_cut)
+        return self._sampler.num_cut
 
     @torch.inference_mode()
     def propose(self, context: ProposeContext) -> Draft:
         """Draft for the requests that want it, follow the committed tokens of all; see `Proposer.propose`."""
         self._pages.follow(context)
-        rows = np.flatnonzero(context.host.wants_drafts)
-        if len(rows) == len(context.host.slots):
-            return self._draft(context)
-        shape = (len(context.host.slots), self.num_speculative_tokens)
-        token_ids = torch.full(shape, -1, device=context.slots.device)
-        num_drafts = torch.zeros_like(context.slots)
-        if not len(rows):
-            return Draft(token_ids, num_drafts)
-        picked = torch.from_numpy(rows).to(context.slots.device)
-        draft = self._draft(_pick(context, rows, picked))
-        logits = None
-        if draft.logits is not None:
-            logits = draft.logits.new_full((shape[0], *draft.logits.shape[1:]), float("-inf"))
-            logits[picked] = draft.logits
-        token_ids[picked], num_drafts[picked] = draft.token_ids, draft.num_drafts
-        return Draft(token_ids, num_drafts, logits)
+        return draft_where_wanted(context, self.num_speculative_tokens, lambda part, _picked: self._draft(part))
 
     def describe(self) -> dict[str, str]:
         """Weights in memory, sizes, method; and drafts lost to logits that were not finite, if any."""
@@ -124,7 +102,7 @@ class PagedDrafter(Proposer):
             "max_positions": str(config.max_positions),
         }
         if hasattr(self, "_pages"):
-            facts["drafting steps"] = "fused CPU kernels" if self._pages.steps else "plain torch"
+            facts["drafting steps"] = steps_by(self._pages.steps is not None, self._pages.decoder.kernels)
             if self.nan_drafts:
                 rounds = self.nan_drafts
                 facts["warning"] = f"{self.name}: logits were not finite in {rounds} rounds, which drafted less"
@@ -132,43 +110,14 @@ class PagedDrafter(Proposer):
 
     def _draft(self, context: ProposeContext) -> Draft:
         """K drafts for each of R requests; no branch on values and no read by the host."""
-        self._sampler.begin(
-            context.temperature,
-            context.seeds,
-            context.num_tokens,
-            context.all_greedy,
-            domain=context.noise_domain,
-            keep_law=context.keep_law,
-            filters=context.filters,
-        )
+        self._sampler.begin(context)
         drafts = self.choose_drafts(self._pages.round(context), self._sampler)
         return Draft(drafts, self._num_drafts(context), self._sampler.law())
 
     def _num_drafts(self, context: ProposeContext) -> torch.Tensor:
         """Drafts that count, [R] int64: within the request's limit, finite, and within the trained positions."""
-        usable = self._sampler.usable()
-        self._num_cut += (usable < self.num_speculative_tokens).sum()
-        counts = torch.minimum(usable, context.max_drafts)
+        counts = torch.minimum(self._sampler.usable(), context.max_drafts)
         if self._too_long:
             room = (self._weights.config.max_positions - context.num_tokens).clamp_(min=0)
             counts = torch.minimum(counts, room)
         return counts
-
-
-def _pick(context: ProposeContext, rows: np.ndarray, picked: torch.Tensor) -> ProposeContext:
-    """The context of some of its requests, as far as a round reads it."""
-    return replace(
-        context,
-        slots=context.slots[picked],
-        num_tokens=context.num_tokens[picked],
-        max_drafts=context.max_drafts[picked],
-        block_table=context.block_table[picked],
-        temperature=context.temperature[picked],
-        seeds=context.seeds[picked],
-        filters=None if context.filters is None else context.filters.of(picked),
-        host=replace(
-            context.host,
-            num_tokens=context.host.num_tokens[rows],
-            block_table=context.host.block_table[rows],
-        ),
-    )

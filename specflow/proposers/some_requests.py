@@ -1,5 +1,6 @@
 """Drafting for some of a step's requests: the part of a context that concerns them, and their drafts put in place."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,20 @@ import torch
 
 from specflow.core.draft import Draft
 from specflow.proposers.base import ProposeContext
+
+
+def draft_where_wanted(
+    context: ProposeContext, num_speculative_tokens: int, draft: Callable[[ProposeContext, torch.Tensor | slice], Draft]
+) -> Draft:
+    """Call `draft` for the requests that want drafts: with their context, and with what picks their rows out of
+    tensors over all B."""
+    wanting = np.flatnonzero(context.host.wants_drafts)
+    if len(wanting) == len(context.host.slots):
+        return draft(context, slice(None))
+    if not len(wanting):
+        return no_drafts(context, num_speculative_tokens)
+    part, picked = pick_requests(context, wanting)
+    return put_drafts(context, picked, draft(part, picked))
 
 
 def pick_requests(context: ProposeContext, rows: np.ndarray) -> tuple[ProposeContext, torch.Tensor]:

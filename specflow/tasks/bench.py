@@ -25,7 +25,7 @@ from specflow.metrics.verdict import LosslessVerdict
 from specflow.options import build_options
 from specflow.plugins.component import Kind
 from specflow.tasks.base import Task, TaskContext
-from specflow.tasks.measure import Measurement, measure, rendered
+from specflow.tasks.measure import Measurement, measure, rendered, template_warning
 from specflow.tracking.events import RunFinished, Series
 from specflow.workloads.base import Prompt, Workload
 from specflow.workloads.prompt_list import fit_template
@@ -80,7 +80,9 @@ class BenchTask(Task):
         self._check_batch_sizes(engine)
         has_template = bool(getattr(engine.target.tokenizer, "chat_template", None))
         prompts, note = fit_template(workload, prompts, has_template)
-        bench = _Bench(self.options, engine, workload, prompts, sampling, context, [note] if note else [])
+        warning = template_warning(engine.proposer, [prompt.chat for prompt in prompts])
+        notes = [text for text in (note, warning) if text]
+        bench = _Bench(self.options, engine, workload, prompts, sampling, context, notes)
         measured = bench.measure_all()
         verdict = bench.verdict(measured)
         summary = bench.summary(measured, verdict)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from specflow.capture.collector import CapturingScheduler, CapturingTarget, Collector
-from specflow.capture.layers import CONVENTION
 from specflow.capture.manifest import Manifest, hash_ids
 from specflow.capture.writer import AsyncWriter
+from specflow.core.layer_numbers import CONVENTION
 from specflow.core.request import FinishReason
 from specflow.core.sampling_params import SamplingParams
 from specflow.engine.build import assemble

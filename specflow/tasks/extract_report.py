@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from specflow.capture.layers import CONVENTION
 from specflow.capture.writer import AsyncWriter
+from specflow.core.layer_numbers import CONVENTION
 
 __all__ = ["ExtractProgress", "ExtractSummary"]
 

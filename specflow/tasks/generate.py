@@ -15,7 +15,7 @@ from specflow.metrics.acceptance import AcceptanceCounts
 from specflow.options import build_options
 from specflow.plugins.component import Kind
 from specflow.tasks.base import Task, TaskContext
-from specflow.tasks.measure import request_row, seeded
+from specflow.tasks.measure import request_row, seeded, template_warning
 from specflow.tracking.events import RunFinished, Series, StepRecord
 
 
@@ -49,6 +49,8 @@ class GenerateTask(Task):
         sampling: SamplingParams = build_options(SamplingParams, context.config.get("sampling") or {}, "sampling")
         method = engine.proposer.name if engine.proposer else "plain"
         series = Series(f"generate, {method}", method, 1, len(self.options.prompts), max_tokens=sampling.max_tokens)
+        if warning := template_warning(engine.proposer, [self.options.chat] * len(self.options.prompts)):
+            Console(stderr=True).print(warning, style="yellow", highlight=False)
         counts, seed = AcceptanceCounts(), int(context.config.get("seed", 0))
         begun = time.perf_counter()
         outputs = [

@@ -12,6 +12,7 @@ from specflow.core.sampling_params import SamplingParams, seeded
 from specflow.engine.engine import Engine
 from specflow.engine.outputs import RequestOutput
 from specflow.engine.prompts import PromptLike
+from specflow.proposers.base import Proposer
 from specflow.tracking.events import RequestRow, Series, StepRecord
 from specflow.workloads.base import Prompt
 from specflow.workloads.turns import render_turn
@@ -96,6 +97,18 @@ def _run_turn(
 def rendered(prompt: Prompt) -> PromptLike:
     """The first turn as the engine takes it."""
     return render_turn(prompt, 0, [])
+
+
+def template_warning(proposer: Proposer | None, chat: Sequence[bool]) -> str | None:
+    """A sentence when prompts are plain text (chat: of each, whether it is a conversation) and the drafter only knows
+    conversations, else None."""
+    plain = chat.count(False)
+    if proposer is None or not proposer.trained_on_chat or not plain:
+        return None
+    return (
+        f"warning: {proposer.name} was trained on conversations in a chat template, and {plain} of {len(chat)} prompts "
+        "are plain text: expect few accepted drafts"
+    )
 
 
 def _arrivals(count: int, request_rate: float | None, seed: int) -> list[float] | None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specflow.capture.layers import check_layers
 from specflow.checkpoints.capture_layers import default_layers
 from specflow.checkpoints.eagle3 import save_eagle3
+from specflow.core.layer_numbers import check_layers
 from specflow.errors import ConfigError
 from specflow.heads.eagle3 import Eagle3Config, Eagle3Head
 from specflow.heads.layers import LayerShape, initialise

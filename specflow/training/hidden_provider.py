@@ -18,10 +18,10 @@ from torch import Tensor
 
 from specflow.capture.checks import CaptureError
 from specflow.capture.collector import Captured
-from specflow.capture.layers import CONVENTION
 from specflow.capture.manifest import SETTINGS, Manifest, refuse_other_settings
 from specflow.capture.reading import Extraction
 from specflow.capture.writer import AsyncWriter
+from specflow.core.layer_numbers import CONVENTION
 from specflow.errors import StorageError
 from specflow.targets import transformers_facts as facts
 from specflow.targets.base import Taps, TargetFacts

@@ -42,6 +42,7 @@ class Response:
     temperature: float  # 0 = greedy
     split: Split
     text: str  # of the answer; what a next turn is rendered with
+    chat: bool | None = None  # the prompt was rendered with a chat template; None = not noted
 
     def __post_init__(self) -> None:
         if not 0 < self.num_prompt_tokens < len(self.token_ids) or self.split not in ("train", "held_out"):
@@ -135,7 +136,7 @@ def regenerate(
                 skipped.add(index)
                 continue
             split: Split = "held_out" if is_held_out(prompt.id, held_out) else "train"
-            pending[name] = _Pending(ids, own, split)
+            pending[name] = _Pending(ids, own, split, prompt.chat)
         _run(engine, pending, file, on_step)
         for index, prompt in enumerate(prompts):
             name = _row_id(prompt, turn)
@@ -169,6 +170,7 @@ class _Pending:
     prompt_ids: Sequence[int]
     sampling: SamplingParams
     split: Split
+    chat: bool
 
 
 def _run(
@@ -191,6 +193,7 @@ def _run(
                 temperature=asked.sampling.temperature,
                 split=asked.split,
                 text=output.text,
+                chat=asked.chat,
             )
         )
 

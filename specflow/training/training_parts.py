@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specflow.backends.base import Backend
 from specflow.backends.gpu import GpuBackend
-from specflow.capture.layers import check_layers
+from specflow.core.layer_numbers import check_layers
 from specflow.core.sampling_params import SamplingParams
 from specflow.errors import ConfigError
 from specflow.options import build_options
@@ -90,6 +90,12 @@ class TrainingParts:
         rows = list(file.rows.values())
         responses.check_splits(rows, self.options.held_out)
         return rows
+
+    @property
+    def trained_on_chat(self) -> bool | None:
+        """True when all training prompts were rendered with a chat template, False when none was, else None."""
+        kinds = {row.chat for row in self.rows if row.split == "train"}
+        return kinds.pop() if len(kinds) == 1 else None
 
     @cached_property
     def documents(self) -> DocumentSet:

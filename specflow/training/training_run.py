@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from specflow.checkpoints.trained_on import note_trained_on_chat
 from specflow.engine.engine import Engine
 from specflow.errors import ConfigError
 from specflow.plugins.component import Kind
@@ -241,6 +242,8 @@ class TrainingRun:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         self.parts.head.save(partial)
+        if (chat := self.parts.trained_on_chat) is not None:
+            note_trained_on_chat(partial, chat)
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         self.display.say(f"train: head saved in {final}")

@@ -109,6 +109,14 @@ def test_zlab(tmp_path: Path) -> None:
     assert loaded.num_parameters == sum(weight.numel() for weight in head.parameters())
 
 
+def test_pickled_weights(tmp_path: Path) -> None:
+    """C45."""
+    head = write(tmp_path, ZLAB)
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    assert same_block(load(tmp_path).head, head)
+
+
 def test_keys_at_the_top_level_count_after_the_nested_ones(tmp_path: Path) -> None:
     config = {key: value for key, value in ZLAB.items() if key != "dflash_config"}
     write(tmp_path, config | {"mask_token_id": 3, "target_layer_ids": [0, 2, 5]})

@@ -109,6 +109,20 @@ def test_original_repository(tmp_path: Path) -> None:
     assert not loaded.head.config.norm_before_residual
 
 
+def test_original_repository_pickled(tmp_path: Path) -> None:
+    """As that project publishes its heads: half precision in pytorch_model.bin. C45."""
+    head = make_head(draft_vocab_size=100, own_embedding=False, capture_layers=(1, 3, 4))
+    weights = {
+        name: weight.bfloat16() if weight.is_floating_point() else weight
+        for name, weight in weights_of(head, "midlayer.").items()
+    }
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"draft_vocab_size": 100}))
+    loaded = load(tmp_path, tiny_facts(num_layers=8))
+    head.borrow(TABLES.embedding, None)
+    same(loaded.head, head)
+
+
 def test_specforge_with_the_output_convention(tmp_path: Path) -> None:
     """Row 12: a list that starts with 1 in `eagle_config` counts outputs."""
     head = make_head(capture_layers=(1, 2, 3))
@@ -217,13 +231,15 @@ def test_a_copy_of_the_targets_table_is_not_kept_twice(tmp_path: Path) -> None:
 
 
 def test_padded_vocabularies(tmp_path: Path) -> None:
-    """C43: the target may have more or fewer padding rows than the head."""
+    """C43: the target may have more or fewer padding rows than the head, and padding is never drafted."""
     folder = save_head(tmp_path, make_head())
     wide = load(folder, tiny_facts(vocab_size=400)).head
     assert wide.embedding_table.shape == (400, WIDTH)
     assert wide.head_table.shape == (VOCAB, WIDTH)
     narrow = load(folder, tiny_facts(vocab_size=380, num_token_ids=370)).head
-    assert narrow.head_table.shape == (380, WIDTH)
+    assert narrow.head_table.shape == (370, WIDTH)
+    borrowed = load(save_head(tmp_path, make_head(own_head=False)), tiny_facts(num_token_ids=370)).head
+    assert borrowed.head_table.shape == (370, WIDTH)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
@@ -254,6 +270,7 @@ def broken(folder: Path, change: Any = None, config: dict[str, Any] | None = Non
     ],
 )
 def test_wrong_tensors(tmp_path: Path, change: Any, words: str) -> None:
+    """C37 and C45: what is missing or unknown is named."""
     with pytest.raises(CheckpointError) as caught:
         load(broken(tmp_path, change))
     assert words in str(caught.value)

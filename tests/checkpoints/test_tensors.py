@@ -82,12 +82,6 @@ def test_truncated_file(sharded: Path) -> None:
         read_tensors(sharded, SHAPES)
 
 
-def test_bin_files_are_refused(tmp_path: Path) -> None:
-    torch.save(TENSORS, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"only as \.bin files.*save_pretrained"):
-        locate_tensors(tmp_path)
-
-
 def test_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has no weights"):
         locate_tensors(tmp_path)

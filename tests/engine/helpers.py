@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from specflow.backends.cpu import CpuBackend, CpuOptions
+from specflow.core.batch import PackedBatch, TargetOutput
 from specflow.core.sampling_params import SamplingParams
 from specflow.engine.engine import Engine
 from specflow.proposers.base import Proposer
@@ -76,3 +77,32 @@ def oracle_engine(
     if isinstance(wrong_at, list):
         wrong_at = dict(zip(names, wrong_at, strict=True))
     return make_engine(folder, OracleProposer(sequences, num_drafts, wrong_at, vocab_size=384), **options), names
+
+
+def watch_positions(engine: Engine) -> list[int]:
+    """The highest position of every target pass from now on."""
+    highest: list[int] = []
+    forward = engine.target.forward
+
+    def watched(batch: PackedBatch) -> TargetOutput:
+        highest.append(int(batch.positions.max()))
+        return forward(batch)
+
+    engine.target.forward = watched
+    return highest
+
+
+def layer_outputs(folder: Path, ids: list[int]) -> dict[int, torch.Tensor]:
+    """Output of every decoder layer, and of the embedding as -1, by hooks on transformers' own model: [T, E] each."""
+    model, seen = reference_model(folder), {}
+
+    def keep(layer: int) -> Any:
+        return lambda _module, _inputs, output: seen.update({layer: (output if torch.is_tensor(output) else output[0])})
+
+    modules = [model.model.embed_tokens, *model.model.layers]
+    handles = [module.register_forward_hook(keep(index - 1)) for index, module in enumerate(modules)]
+    with torch.no_grad():
+        model(torch.tensor([ids]))
+    for handle in handles:
+        handle.remove()
+    return {layer: states[0] for layer, states in seen.items()}

@@ -5,46 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from specflow.core.batch import PackedBatch, TargetOutput
 from specflow.core.request import FinishReason
 from specflow.core.sampling_params import SamplingParams
-from specflow.engine.engine import Engine
 from specflow.errors import ConfigError, PromptError
-from specflow.proposers.ngram import NgramOptions, NgramProposer
-from specflow.proposers.ngram_gpu import NgramGpuOptions, NgramGpuProposer
 from specflow.testing.conformance import assert_idle, assert_lossless, assert_same
 from specflow.testing.proposers import NoiseProposer
-from tests.engine.helpers import PROMPTS, make_engine, oracle_engine, plain
+from tests.engine.helpers import PROMPTS, make_engine, oracle_engine, plain, watch_positions
 
 FREE = SamplingParams(max_tokens=50, ignore_eos=True)
-
-
-def watch_positions(engine: Engine) -> list[int]:
-    """The highest position of every target pass from now on."""
-    highest: list[int] = []
-    forward = engine.target.forward
-
-    def watched(batch: PackedBatch) -> TargetOutput:
-        highest.append(int(batch.positions.max()))
-        return forward(batch)
-
-    engine.target.forward = watched
-    return highest
 
 
 @pytest.mark.parametrize("length", range(120, 129))
 def test_drafts_stop_at_the_context_limit(llama_folder: Path, length: int) -> None:
     """C48: same tokens and finish reason as plain decoding; no position past the last one is fed."""
     prompt = [(7 * i) % 300 + 1 for i in range(length)]
-    lookup = {"num_speculative_tokens": 8, "prompt_lookup_max": 2}
-    host, device = NgramProposer(NgramOptions(**lookup)), NgramGpuProposer(NgramGpuOptions(**lookup))
-    for proposer in (NoiseProposer(8, 384), host, device):
-        engine = make_engine(llama_folder, proposer)
-        highest = watch_positions(engine)
-        output = assert_lossless(engine, [prompt], FREE)[0]
-        assert max(highest) <= 127
-        assert output.finish_reason is FinishReason.LENGTH
-        assert len(output.token_ids) == max(1, 128 - length)
+    engine = make_engine(llama_folder, NoiseProposer(8, 384))
+    highest = watch_positions(engine)
+    output = assert_lossless(engine, [prompt], FREE)[0]
+    assert max(highest) <= 127
+    assert output.finish_reason is FinishReason.LENGTH
+    assert len(output.token_ids) == max(1, 128 - length)
 
 
 def test_a_prompt_past_the_context_is_refused(llama_folder: Path) -> None:
@@ -63,8 +43,7 @@ def test_empty_prompts_are_refused(llama_folder: Path) -> None:
 
 
 def test_one_token_prompt(llama_folder: Path) -> None:
-    for proposer in (NoiseProposer(3, 384), NgramProposer(NgramOptions(num_speculative_tokens=3))):
-        assert_lossless(make_engine(llama_folder, proposer), [[5]], FREE)
+    assert_lossless(make_engine(llama_folder, NoiseProposer(3, 384)), [[5]], FREE)
 
 
 def test_ids_outside_the_vocabulary_are_refused(llama_folder: Path) -> None:

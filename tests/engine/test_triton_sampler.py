@@ -6,7 +6,7 @@ import pytest
 
 from specflow.core.draft import Verdict, VerifyInputs
 from specflow.core.sampling_params import SamplingParams
-from specflow.kernels.rejection import triton_available
+from specflow.kernels.triton_choice import triton_available
 from specflow.proposers.draft_model import DraftModelOptions, DraftModelProposer
 from specflow.samplers.standard import StandardOptions, StandardSampler
 from specflow.testing.conformance import assert_idle, assert_same

@@ -14,6 +14,7 @@ from specflow.errors import ConfigError, ProposerError
 from specflow.options import build_options
 from specflow.plugins.registry import load_plugins
 from specflow.proposers.custom_class import CustomClassOptions, CustomClassProposer
+from specflow.samplers.coupled import CoupledOptions, CoupledSampler
 from specflow.testing.conformance import assert_idle, assert_lossless, assert_lossless_at_every_length
 from tests.engine.helpers import PROMPTS, make_engine
 
@@ -183,6 +184,14 @@ def test_tokens_cannot_be_written_to(tmp_path: Path, llama_folder: Path) -> None
             "Draft(torch.zeros(1, 3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))",
             r"num_drafts has shape \[2\]",
         ),
+        (
+            "Draft(torch.ones(1, 3).long(), torch.zeros(1).long(), torch.zeros(1, 384))",
+            r"logits have shape \[1, 384\]",
+        ),
+        (
+            "Draft(torch.ones(1, 3).long(), torch.zeros(1).long(), torch.zeros(1, 3, 9).long())",
+            "logits are torch.int64",
+        ),
     ],
 )
 def test_a_wrong_draft_is_one_clear_error(tmp_path: Path, llama_folder: Path, result: str, message: str) -> None:
@@ -322,3 +331,35 @@ def test_it_is_registered_and_vllms_name_says_where_the_function_is(tmp_path: Pa
     with pytest.raises(ConfigError, match="Write task=extract") as caught:
         build_engine({"proposer": "extract_hidden_states"})
     assert "\n" not in str(caught.value)
+
+
+# -- laws that are not defined -------------------------------------------------------------------------------------
+UNDEFINED = """
+from specflow.core.draft import Draft
+from specflow.proposers.base import Proposer, Requirements
+class Sampled(Proposer):
+    calls = 0
+    def requirements(self): return Requirements(draft_logits=True)
+    def propose(self, context):
+        n, k = len(context.host.slots), self.num_speculative_tokens
+        logits = torch.zeros(n, k, 384)
+        Sampled.calls += 1
+        if Sampled.calls == 3:
+            logits[0, 1, 7] = float(VALUE)
+        return Draft(torch.full((n, k), 5), context.max_drafts.clamp(max=k), logits)
+"""
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_numbers(value: str, temperature: float, tmp_path: Path, llama_folder: Path) -> None:
+    """C40: drafts from there on do not count, the report names the proposer and the number of rounds, and the text is
+    that of plain decoding."""
+    proposer = make(f"{write(tmp_path, UNDEFINED.replace('VALUE', repr(value)))}:Sampled")
+    engine = make_engine(llama_folder, proposer, CoupledSampler(CoupledOptions()) if temperature else None)
+    sampling = [SamplingParams(max_tokens=24, ignore_eos=True, temperature=temperature, seed=seed) for seed in range(4)]
+    outputs = assert_lossless(engine, PROMPTS, sampling)
+    assert sum(output.drafted for output in outputs) > 0
+    assert proposer.nan_drafts == 1
+    warning = engine.describe()["proposer"]["warning"]
+    assert warning == "custom_class: logits were not finite in 1 rounds, which drafted less"

@@ -76,6 +76,15 @@ def test_s22_without_past_outputs() -> None:
     assert talk.cache.shared.num_nodes == 1
 
 
+def test_nothing_repeats() -> None:
+    """C49 and C50: the last token never matches itself."""
+    talk = Talk()
+    for name, prompt in (("one", [5]), ("none", list(range(1, 51))), ("some", [1, 2, 3, 1, 2])):
+        talk.start(name, prompt, [])
+    assert talk.draft("one")[0] == talk.draft("none")[0] == []
+    assert talk.draft("some")[0][0] == 3
+
+
 def test_s23_prompts_are_never_shared() -> None:
     talk = Talk()
     talk.past("a", [4], prompt=[1, 2, 6, 6])

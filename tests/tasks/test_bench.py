@@ -171,20 +171,66 @@ def test_the_method_that_ran_comes_from_the_object(llama_folder: Path, tmp_path:
     assert {one.method for one in done.summary.series} == {"plain", "draft_model"}
 
 
-def test_later_turns_hold_the_targets_own_answers(qwen3_folder: Path, tmp_path: Path) -> None:
-    prompts = [Prompt("talk", ("hello there", "and then"), chat=True), Prompt("short", ("one",), chat=True)]
-    context = make_context(qwen3_folder, tmp_path, NgramProposer(NgramOptions()), prompts)
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+
+def with_template(context: Any, template: str = TEMPLATE) -> Any:
+    """The context, whose tokenizer has a chat template."""
     build = context.build
 
-    def with_template(kind: Any) -> Any:
+    def changed(kind: Any) -> Any:
         part = build(kind)
-        if hasattr(part, "tokenizer") or kind == "target":
+        if kind == "target":
             load = part.load
             part.load = lambda backend: (load(backend), setattr(part.tokenizer, "chat_template", template))[0]
         return part
 
-    object.__setattr__(context, "build", with_template)
+    object.__setattr__(context, "build", changed)
+    return context
+
+
+def test_the_template_and_the_first_prompt_are_on_record(llama_folder: Path, tmp_path: Path) -> None:
+    """C39: hashes that change with the template and with the ids it gives."""
+
+    def facts(prompts: list[Prompt] | None, template: str = TEMPLATE) -> dict[str, str]:
+        context = with_template(make_context(llama_folder, tmp_path, prompts=prompts), template)
+        ran: dict[str, str] = run(context, batch_sizes=(1,), warmup_requests=0).summary.really_ran["run"]
+        return ran
+
+    talk = [Prompt("talk", ("hello there",), chat=True)]
+    first, again, other = facts(talk), facts(talk), facts(talk, TEMPLATE.replace("assistant", "a"))
+    assert len(first["chat template"]) == len(first["first prompt ids"]) == 16
+    assert (first["chat template"], first["first prompt ids"]) == (again["chat template"], again["first prompt ids"])
+    assert first["chat template"] != other["chat template"]
+    assert first["first prompt ids"] != other["first prompt ids"]
+    plain = facts([Prompt("talk", ("hello there",), chat=False)])
+    assert "chat template" not in plain
+    assert plain["first prompt ids"] != first["first prompt ids"]
+
+
+@pytest.mark.parametrize("trained_on_chat", [True, False, None])
+@pytest.mark.parametrize("chat", [True, False])
+def test_plain_text_for_a_drafter_that_only_knows_conversations(
+    chat: bool, trained_on_chat: bool | None, llama_folder: Path, tmp_path: Path
+) -> None:
+    """C39."""
+    proposer = NoiseProposer(3, 384)
+    proposer.trained_on_chat = trained_on_chat
+    prompts = [Prompt("a", ("hello there",), chat=chat), Prompt("b", ("you",), chat=True)]
+    context = with_template(make_context(llama_folder, tmp_path, proposer, prompts))
+    warnings = [note for note in run(context, batch_sizes=(1,), warmup_requests=0).summary.notes if "warning" in note]
+    if trained_on_chat and not chat:
+        assert warnings == [
+            "warning: noise was trained on conversations in a chat template, and 1 of 2 prompts are plain text: "
+            "expect few accepted drafts"
+        ]
+    else:
+        assert not warnings
+
+
+def test_later_turns_hold_the_targets_own_answers(qwen3_folder: Path, tmp_path: Path) -> None:
+    prompts = [Prompt("talk", ("hello there", "and then"), chat=True), Prompt("short", ("one",), chat=True)]
+    context = with_template(make_context(qwen3_folder, tmp_path, NgramProposer(NgramOptions()), prompts))
     done = run(context, batch_sizes=(1,), warmup_requests=0)
     assert done.summary.lossless.status == "verified"
     rows = context.hooks.of("specflow_request_finished")

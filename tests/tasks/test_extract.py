@@ -19,9 +19,9 @@ from safetensors import safe_open
 from specflow.capture import manifest as manifest_module
 from specflow.capture.checks import CaptureError
 from specflow.capture.collector import CapturingScheduler, CapturingTarget, Collector
-from specflow.capture.layers import from_vllm, to_vllm
 from specflow.capture.manifest import Manifest, file_name, read_entries
 from specflow.capture.reading import Extraction
+from specflow.core.layer_numbers import from_vllm, to_vllm
 from specflow.core.sampling_params import SamplingParams
 from specflow.engine.engine import Engine
 from specflow.errors import ConfigError, PromptError, StorageError
@@ -36,7 +36,7 @@ from specflow.testing.conformance import assert_idle
 from specflow.testing.proposers import NoiseProposer
 from specflow.tracking.events import RunFinished
 from specflow.workloads.base import Prompt
-from tests.engine.helpers import PROMPTS, make_engine, oracle_engine, reference_model
+from tests.engine.helpers import PROMPTS, layer_outputs, make_engine, oracle_engine, reference_model
 from tests.tasks.helpers import make_context, texts
 
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-4}
@@ -44,21 +44,9 @@ WORDS = texts("the rain in spain", "a rose is a rose is a rose", "to be or not t
 
 
 def reference_states(folder: Path, ids: list[int], layers: tuple[int, ...]) -> torch.Tensor:
-    """[T, L, E] from transformers, by hooks on the decoder layers and on the embedding."""
-    model, seen = reference_model(folder), {}
-
-    def keep(layer: int) -> Any:
-        return lambda _module, _inputs, output: seen.__setitem__(
-            layer, (output if torch.is_tensor(output) else output[0])[0]
-        )
-
-    modules = [model.model.embed_tokens, *model.model.layers]
-    handles = [module.register_forward_hook(keep(index - 1)) for index, module in enumerate(modules)]
-    with torch.no_grad():
-        model(torch.tensor([ids]))
-    for handle in handles:
-        handle.remove()
-    return torch.stack([seen[layer] for layer in layers], dim=1)
+    """[T, L, E] from transformers."""
+    every = layer_outputs(folder, ids)
+    return torch.stack([every[layer] for layer in layers], dim=1)
 
 
 def capturing_engine(

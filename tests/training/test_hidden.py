@@ -234,6 +234,7 @@ def test_what_is_right_passes(target: ResidentTarget, documents: list[Document],
 def test_a_fault_is_caught(
     fault: str, which: str, target: ResidentTarget, documents: list[Document], tables: TokenTables
 ) -> None:
+    """C35: zeros, constants, NaN and more, with the id of the response."""
     change, of_hidden, of_last = CHANGES[fault]
     spoil = with_hidden if which == "hidden" else with_last
     states = spoil(right(target, documents[0]), change)

@@ -39,6 +39,7 @@ def test_rows_are_what_the_target_chose(llama_folder: Path, tmp_path: Path) -> N
         assert own == generate_by_transformers(llama_folder, ids, 12)
         assert row.finish_reason == ("stop" if own[-1] == 0 else "length")
         assert row.split == ("held_out" if is_held_out(prompt.id, 0.5) else "train")
+        assert row.chat is False
     assert {row.split for row in file.rows.values()} == {"held_out", "train"}
     assert ResponseFile(tmp_path).rows == file.rows
 
@@ -117,6 +118,7 @@ def test_later_turns_follow_the_targets_own_answers(llama_folder: Path, tmp_path
         expected = engine.target.tokenizer(history, add_special_tokens=False)["input_ids"]
         assert list(second.token_ids[: second.num_prompt_tokens]) == expected
         assert first.split == second.split
+        assert first.chat is second.chat is True
     # The second turns are lost: they are written again, after the same first answers.
     lines = [line for line in file.path.read_text().splitlines() if "/turn-2" not in line]
     whole, file2 = file.rows, tmp_path / "again"

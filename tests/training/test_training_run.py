@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from specflow.checkpoints.trained_on import trained_on_chat
 from specflow.errors import ConfigError, StorageError
 from tests.models import tiny_llama
 from tests.training.runs import SMALL, checkpoint, curve, in_process, make_run, steps, train
@@ -196,6 +197,25 @@ def test_the_card_says_what_the_head_was_made_of(whole: Path) -> None:
     assert [point["step"] for point in card["curve"] if "train/loss" in point] == [5, 10, 15, 20, 24]
     assert card["metrics"]["train/tokens"] == checkpoint(whole)[2]["tokens"]
     assert card["metrics"]["parameters"] == 64 * 64 + 64
+
+
+@pytest.mark.parametrize(
+    ("kinds", "noted"), [((True,), True), ((False,), False), ((True, False), None), ((True, None), None)]
+)
+def test_the_head_says_whether_it_was_trained_on_conversations(
+    kinds: tuple[bool | None, ...], noted: bool | None, whole: Path, llama_folder: Path, tmp_path: Path
+) -> None:
+    """C39: held-out answers do not count, and rows of before the note say nothing."""
+    output = with_responses(whole, tmp_path / "out")
+    rows = [json.loads(line) for line in (output / "responses.jsonl").read_text().splitlines()]
+    assert {row["chat"] for row in rows} == {False}
+    for index, row in enumerate(sorted(rows, key=lambda row: row["split"] == "held_out")):
+        row["chat"] = kinds[index % len(kinds)] if row["split"] == "train" else not kinds[0]
+        if row["chat"] is None:
+            del row["chat"]
+    (output / "responses.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    train(llama_folder, output, stage="train", steps=1)
+    assert trained_on_chat(output / "head") is noted
 
 
 def test_the_head_gets_the_counts_of_labels_and_they_stay(whole: Path, llama_folder: Path) -> None:

@@ -94,10 +94,10 @@ def test_the_draft_agrees_with_the_target(target: Any, draft: Any, prompts: list
 
 
 def test_the_parallel_drafter_drafts_from_masks(target: Any, draft: Any, prompts: list[torch.Tensor]) -> None:
-    """Measured: 0.67 and 0.26 of the first one and two drafts; the bundled draft, which knows no masks: 0.78, 0.10."""
+    """Measured: 0.71 and 0.40 of the first one and two drafts; the bundled draft, which knows no masks: 0.78, 0.10."""
     rates = [
         torch.tensor([parallel_agreement(model, target, ids, 48, 0, 2, mask_token=1) for ids in prompts[:6]]).mean(0)
         for model in (load("pard"), draft)
     ]
-    assert rates[0][0] > 0.6
-    assert rates[0][1] > 0.2 > rates[1][1]
+    assert rates[0][0] > 0.65
+    assert rates[0][1] > 0.3 > 0.2 > rates[1][1]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from specflow.errors import ConfigError
 
-__all__ = ["CONVENTION", "check_layers", "from_vllm", "to_vllm"]
+__all__ = ["CONVENTION", "absent_layers", "check_layers", "from_vllm", "to_vllm"]
 
 CONVENTION = "l = residual stream after decoder layer l, from 0; -1 = embedding output; before the final norm"
 
@@ -24,9 +24,14 @@ def from_vllm(layer_id: int) -> int:
     return layer_id - 1
 
 
+def absent_layers(layers: Sequence[int], num_layers: int) -> list[int]:
+    """Those of our layers that a target of `num_layers` decoder layers does not have."""
+    return [layer for layer in layers if not -1 <= layer < num_layers]
+
+
 def check_layers(layers: Sequence[int], num_layers: int, option: str) -> None:
     """Refuse layers that the target does not have. Raises `ConfigError`."""
-    wrong = [layer for layer in layers if not -1 <= layer < num_layers]
+    wrong = absent_layers(layers, num_layers)
     if wrong:
         hint = " The last layer of a count that starts at 1 is one less here." if wrong == [num_layers] else ""
         raise ConfigError(
