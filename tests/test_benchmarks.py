@@ -118,3 +118,32 @@ def test_a_difference_is_loud(model_free: Any) -> None:
     assert re.search(r"\| b \| x \| .* equal but for ties \(2 of 2\) \|", text)
     assert re.search(r"\| \*\*all\*\* \| x \| 3\.00 .* 2\.00 \| 1\.00× \| .* DIFFERENT \(3 of 4\) \|", text)
     assert "Learning" not in text
+
+
+def test_trained_heads(monkeypatch: pytest.MonkeyPatch, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tables of every file and of all, between the marks and nowhere else; a page without marks stays as it is."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import trained_heads
+
+    page = data.parent / "page.md"
+    page.write_text(f"# Mine\n\n{trained_heads.BEGIN}\nold\n{trained_heads.END}\n\nmy words\n")
+    head, files = (
+        f"dflash={model_folder('dflash')}",
+        [str(data / f"{name}.jsonl") for name in ("humaneval", "spec-bench")],
+    )
+    words = ["--target", str(model_folder("target")), "--head", head, "--files", *files, "--output", str(page)]
+    sizes = ["--prompts", "1", "--max-tokens", "16", "--max-model-len", "160", "--device", "cpu"]
+    assert trained_heads.main([*words, *sizes]) == 0
+    text = page.read_text()
+    assert text.startswith("# Mine\n")
+    assert text.endswith("\nmy words\n")
+    assert "old" not in text
+    assert str(data.parent) not in text
+    for name in ("humaneval", "spec-bench", r"\*\*all\*\*"):
+        assert re.search(rf"^\| {name} \| dflash \| \d\.\d\d \| .* equal \|$", text, re.M)
+        assert re.search(rf"^\| {name} \| dflash \|( \d+\.\d% \|){{7}}$", text, re.M)
+
+    page.write_text("no marks\n")
+    assert trained_heads.main([*words, *sizes]) == 2
+    assert "add them" in " ".join(capsys.readouterr().err.split())
+    assert page.read_text() == "no marks\n"

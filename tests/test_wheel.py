@@ -29,6 +29,7 @@ def test_data_files_are_inside(unpacked: Path) -> None:
         "zoo/models/target/model.safetensors",
         "zoo/models/draft/model.safetensors",
         "zoo/models/pard/model.safetensors",
+        "zoo/models/dflash/model.safetensors",
         "workloads/data/bundled.jsonl",
         "report/templates/report.html.j2",
         "example_plugin/pyproject.toml",

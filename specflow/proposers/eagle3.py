@@ -31,7 +31,6 @@ from specflow.proposers.head_pages import HeadPages
 from specflow.proposers.some_requests import draft_where_wanted
 from specflow.proposers.vocabulary import over_all_ids
 from specflow.targets.base import Taps, lent_tables
-from specflow.zoo.bundle import PREFIX
 
 if TYPE_CHECKING:
     from specflow.backends.base import Backend
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 class Eagle3Options:
     """Options of `proposer=eagle3`. Raises `ConfigError` when a value is out of range."""
 
-    path: str | None = None  # folder or hub id of the head; None = the bundled one, made for the bundled target
+    path: str | None = None  # folder or hub id of the head; None = none is bundled, so it has to be given
     revision: str | None = None  # branch, tag or commit of a hub id
     dtype: DraftDtype = "auto"  # auto = the target's
     num_speculative_tokens: int = 4  # K, tokens drafted per round
@@ -75,10 +74,14 @@ class Eagle3Proposer(Proposer):
         self.num_speculative_tokens = options.num_speculative_tokens
 
     def load(self, target: "Target", backend: "Backend") -> None:
-        """Read the head and complete it with the target's tables. Raises `CheckpointError` or
-        `UnsupportedModelError`; see `load_eagle3`."""
-        reference = self.options.path or f"{PREFIX}eagle3"
-        self._folder = find_folder(reference, self.options.revision, "proposer.path")
+        """Read the head and complete it with the target's tables. Raises `ConfigError` without a path,
+        `CheckpointError` or `UnsupportedModelError`; see `load_eagle3`."""
+        if self.options.path is None:
+            raise ConfigError(
+                "proposer.path=null: no EAGLE-3 head is bundled. Give the folder or hub id of one made for this target, "
+                "or train one: python -m specflow task=train +proposer=eagle3"
+            )
+        self._folder = find_folder(self.options.path, self.options.revision, "proposer.path")
         self._dtype = target.facts.dtype if self.options.dtype == "auto" else getattr(torch, self.options.dtype)
         self._loaded = load_eagle3(
             self._folder,

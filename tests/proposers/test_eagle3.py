@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,11 @@ from specflow.kernels.noise import DRAFT, gumbel_noise
 from specflow.kernels.paged_attention import plan_groups
 from specflow.proposers import eagle3
 from specflow.proposers.base import ProposeContext
-from specflow.proposers.eagle3 import Eagle3Options
+from specflow.proposers.eagle3 import Eagle3Options, Eagle3Proposer
 from specflow.proposers.feature_rows import FeatureRows, feature_rows
 from tests.heads.eagle3_helpers import VARIANTS, VOCAB, dense, make_head, rotary
 from tests.proposers.eagle3_helpers import PATHS, Eagle3Bench, after
-from tests.proposers.helpers import MAX_LEN, Row
+from tests.proposers.helpers import MAX_LEN, Row, fake_target
 
 PROMPT = [5, 9, 200, 17, 33, 8, 90]
 K = 4
@@ -310,3 +311,10 @@ def test_prompt_chunks_beside_sampled_drafts(tmp_path: Path, path: str) -> None:
     assert draft.logits.shape[0] == 2
     assert draft.num_drafts.tolist() == [0, K]
     assert np.isfinite(draft.logits[1].numpy()).all()
+
+
+def test_a_path_has_to_be_given(llama_folder: Path) -> None:
+    """No head is bundled: the message says how to get one."""
+    target, backend = fake_target(llama_folder, VOCAB), SimpleNamespace(device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"proposer\.path=null.*\n?.*task=train \+proposer=eagle3"):
+        Eagle3Proposer(Eagle3Options()).load(target, backend)  # type: ignore[arg-type]
