@@ -78,7 +78,7 @@ class Eagle3Proposer(Proposer):
         `CheckpointError` or `UnsupportedModelError`; see `load_eagle3`."""
         if self.options.path is None:
             raise ConfigError(
-                "proposer.path=null: no EAGLE-3 head is bundled. Give the folder or hub id of one made for this target, "
+                "proposer.path=null: no EAGLE-3 head is bundled. Give the folder or hub id of one for this target, "
                 "or train one: python -m specflow task=train +proposer=eagle3"
             )
         self._folder = find_folder(self.options.path, self.options.revision, "proposer.path")
