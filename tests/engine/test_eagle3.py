@@ -121,11 +121,6 @@ def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:
             make_engine(target, proposer(folder))
 
 
-def test_the_bundled_head_is_named_when_it_is_not_there(llama_folder: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"proposer\.path"):
-        make_engine(llama_folder, Eagle3Proposer(Eagle3Options(path="zoo:eagle3")))
-
-
 # -- planted drafts ---------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "eagle3": {"head_dim": 16, "intermediate_size": 128, "ttt_length": 3},
     "dflash": {"num_layers": 2, "block_size": 4, "num_anchors": 96, "mask_token_id": 383, "intermediate_size": 128},
 }
-STEPS = 300
+STEPS = 480
 
 
 def options(name: str, **changes: Any) -> dict[str, Any]:
