@@ -82,9 +82,3 @@ class Eagle3Bench:
         slots = self.blocks[slot][positions // self.limits.block_size] * self.limits.block_size
         slots = torch.from_numpy(slots + positions % self.limits.block_size)
         return torch.stack([pages.flatten(0, 1)[slots] for pages in self.proposer._pages.layers])
-
-
-def after(tokens: list[int], draft: list[int], kept: int, new: int) -> tuple[list[int], tuple[int, int]]:
-    """The target accepted `kept` drafts and added `new`: the next tokens, and the chunk it has processed."""
-    first = len(tokens) - 1
-    return [*tokens, *draft[:kept], new], (first, first + 1 + kept)

@@ -143,3 +143,9 @@ def make_context(table: np.ndarray, blocks: np.ndarray, rows: tuple[Row, ...]) -
         features=None,
         host=host,
     )
+
+
+def after(tokens: list[int], draft: list[int], kept: int, new: int) -> tuple[list[int], tuple[int, int]]:
+    """The target accepted `kept` of the drafts and added `new`: the next tokens and the chunk it has processed."""
+    first = len(tokens) - 1
+    return [*tokens, *draft[:kept], new], (first, first + 1 + kept)

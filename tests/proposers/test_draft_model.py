@@ -14,7 +14,7 @@ from specflow.errors import CheckpointError, ConfigError
 from specflow.kernels.noise import DRAFT, gumbel_noise
 from specflow.proposers.draft_model import DraftModelOptions, DraftModelProposer
 from tests.models import make_tokenizer, tiny_llama, tiny_qwen3
-from tests.proposers.helpers import SLOTS, Bench, Row, fake_target
+from tests.proposers.helpers import SLOTS, Bench, Row, after, fake_target
 
 PROMPT = [5, 9, 200, 17, 33, 8, 90]
 K = 4
@@ -38,13 +38,6 @@ def ids_of(draft: Any, row: int = 0) -> list[int]:
     return draft.token_ids[row].tolist()
 
 
-def decode(bench: Bench, tokens: list[int], kept: int, draft: list[int], new: int) -> tuple[list[int], tuple[int, int]]:
-    """The target accepted `kept` of the drafts and added `new`: the next tokens and the chunk it has processed."""
-    first = len(tokens) - 1
-    tokens = [*tokens, *draft[:kept], new]
-    return tokens, (first, first + 1 + kept)
-
-
 @pytest.mark.parametrize("accepted", [[0], [1], [K], [K, K, 2, 0, 3, K], [0, 0, 1, K, 1]])
 def test_catch_up_equals_fresh_recomputation(bench: Bench, accepted: list[int]) -> None:
     """D1 (partly accepted) and D2 (fully accepted), alone and in every order."""
@@ -54,7 +47,7 @@ def test_catch_up_equals_fresh_recomputation(bench: Bench, accepted: list[int]) 
         draft = bench.step(Row(0, tokens, chunk, K))
         assert draft.num_drafts.tolist() == [K]
         assert ids_of(draft) == bench.greedy(tokens), f"round {number}"
-        tokens, chunk = decode(bench, tokens, kept, ids_of(draft), 70 + number)
+        tokens, chunk = after(tokens, ids_of(draft), kept, 70 + number)
 
 
 def test_one_token_prompt(bench: Bench) -> None:
@@ -77,7 +70,7 @@ def test_other_lengths(folder: Path, k: int) -> None:
     for kept in (k, k, 0, k):
         draft = bench.step(Row(1, tokens, chunk, k))
         assert ids_of(draft) == bench.greedy(tokens)
-        tokens, chunk = decode(bench, tokens, kept, ids_of(draft), 70)
+        tokens, chunk = after(tokens, ids_of(draft), kept, 70)
 
 
 def test_chunked_prefill(bench: Bench) -> None:
@@ -100,7 +93,7 @@ def test_rounds_without_drafts_are_followed(bench: Bench) -> None:
         assert draft.num_drafts.tolist() == [most]
         if most:
             assert ids_of(draft) == bench.greedy(tokens)
-        tokens, chunk = decode(bench, tokens, kept, ids_of(draft), 71)
+        tokens, chunk = after(tokens, ids_of(draft), kept, 71)
 
 
 def test_limit_below_k(bench: Bench) -> None:
@@ -108,7 +101,7 @@ def test_limit_below_k(bench: Bench) -> None:
     tokens = [*PROMPT, 44]
     draft = bench.step(Row(0, tokens, (0, len(PROMPT)), 2))
     assert draft.num_drafts.tolist() == [2]
-    tokens, chunk = decode(bench, tokens, 2, ids_of(draft), 70)
+    tokens, chunk = after(tokens, ids_of(draft), 2, 70)
     assert ids_of(bench.step(Row(0, tokens, chunk, K))) == bench.greedy(tokens)
 
 
@@ -126,7 +119,7 @@ def test_mixed_batch(bench: Bench) -> None:
     assert draft.num_drafts.tolist() == [0, K, 0, K]
     assert ids_of(draft, 1) == bench.greedy(short)
     assert ids_of(draft, 3) == bench.greedy(long)
-    short, chunk = decode(bench, short, 1, ids_of(draft, 1), 70)
+    short, chunk = after(short, ids_of(draft, 1), 1, 70)
     done = [*PROMPT * 2, 46]
     draft = bench.step(Row(0, short, chunk, K), Row(2, done, (6, len(done) - 1), K), Row(3, [7, 8, 9, 10], (2, 3), K))
     for row, tokens in enumerate((short, done, [7, 8, 9, 10])):

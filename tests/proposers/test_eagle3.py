@@ -18,8 +18,8 @@ from specflow.proposers.base import ProposeContext
 from specflow.proposers.eagle3 import Eagle3Options, Eagle3Proposer
 from specflow.proposers.feature_rows import FeatureRows, feature_rows
 from tests.heads.eagle3_helpers import VARIANTS, VOCAB, dense, make_head, rotary
-from tests.proposers.eagle3_helpers import PATHS, Eagle3Bench, after
-from tests.proposers.helpers import MAX_LEN, Row, fake_target
+from tests.proposers.eagle3_helpers import PATHS, Eagle3Bench
+from tests.proposers.helpers import MAX_LEN, Row, after, fake_target
 
 PROMPT = [5, 9, 200, 17, 33, 8, 90]
 K = 4

@@ -18,7 +18,7 @@ from specflow.kernels.noise import DRAFT, gumbel_noise
 from specflow.proposers.mask_watch import MaskWatch
 from specflow.proposers.pard import PardOptions, PardProposer
 from tests.models import add_to_config, tiny_llama, tiny_mistral, tiny_qwen3
-from tests.proposers.helpers import SLOTS, Bench, Row, fake_target
+from tests.proposers.helpers import SLOTS, Bench, Row, after, fake_target
 
 PROMPT = [5, 9, 200, 17, 33, 8, 90]
 MASK = 3
@@ -54,12 +54,6 @@ def ids_of(draft: Draft, row: int = 0) -> list[int]:
     return draft.token_ids[row].tolist()
 
 
-def decode(tokens: list[int], kept: int, draft: list[int], new: int) -> tuple[list[int], tuple[int, int]]:
-    """The target accepted `kept` of the drafts and added `new`: the next tokens and the chunk it has processed."""
-    first = len(tokens) - 1
-    return [*tokens, *draft[:kept], new], (first, first + 1 + kept)
-
-
 @pytest.mark.parametrize("accepted", [[0], [1], [K], [K, K, 2, 0, 3, K], [0, 0, 1, K, 1]])
 def test_drafts_equal_fresh_recomputation(bench: Bench, accepted: list[int]) -> None:
     """Whatever the masks of earlier rounds have left in the pages is overwritten before it is read."""
@@ -69,7 +63,7 @@ def test_drafts_equal_fresh_recomputation(bench: Bench, accepted: list[int]) -> 
         draft = bench.step(Row(0, tokens, chunk, K))
         assert draft.num_drafts.tolist() == [K]
         assert ids_of(draft) == bench.parallel(tokens, MASK), f"round {number}"
-        tokens, chunk = decode(tokens, kept, ids_of(draft), 70 + number)
+        tokens, chunk = after(tokens, ids_of(draft), kept, 70 + number)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -96,7 +90,7 @@ def test_random_rounds_of_a_ragged_batch(bench: Bench, seed: int) -> None:
                 assert ids_of(draft, index) == bench.parallel(row.tokens, MASK)
                 kept = rng.choice((0, 1, row.max_drafts, row.max_drafts))
             slot = row.slot
-            texts[slot], chunks[slot] = decode(row.tokens, kept, ids_of(draft, index), rng.randrange(1, 384))
+            texts[slot], chunks[slot] = after(row.tokens, ids_of(draft, index), kept, rng.randrange(1, 384))
             if rng.random() < 0.15:
                 bench.proposer.finish(f"request-{slot}", slot, [])
                 bench.start(slot)
@@ -119,7 +113,7 @@ def test_one_pass_per_round(folder: Path, way: str, monkeypatch: pytest.MonkeyPa
     runs.clear()
     for kept in (K, 0, 2):
         draft = bench.step(Row(0, tokens, chunk, K), Row(1, tokens, chunk, K))
-        tokens, chunk = decode(tokens, kept, ids_of(draft), 70)
+        tokens, chunk = after(tokens, ids_of(draft), kept, 70)
     assert runs == [2 * 2 * K] * 3
 
 
@@ -131,7 +125,7 @@ def test_contexts_shorter_than_what_is_fed_again(bench: Bench, length: int) -> N
     for kept in (1, K):
         draft = bench.step(Row(0, tokens, chunk, K))
         assert ids_of(draft) == bench.parallel(tokens, MASK)
-        tokens, chunk = decode(tokens, kept, ids_of(draft), 71)
+        tokens, chunk = after(tokens, ids_of(draft), kept, 71)
 
 
 @pytest.mark.parametrize("k", [1, 2, 7, 12])
@@ -143,7 +137,7 @@ def test_other_lengths(folder: Path, way: str, k: int) -> None:
     for kept in (k, 0, k // 2, k):
         draft = bench.step(Row(1, tokens, chunk, k))
         assert ids_of(draft) == bench.parallel(tokens, MASK)
-        tokens, chunk = decode(tokens, kept, ids_of(draft), 70)
+        tokens, chunk = after(tokens, ids_of(draft), kept, 70)
 
 
 def test_a_sliding_window(tmp_path: Path, way: str) -> None:
@@ -154,7 +148,7 @@ def test_a_sliding_window(tmp_path: Path, way: str) -> None:
     for kept in (K, 1, 0):
         draft = bench.step(Row(0, tokens, chunk, K))
         assert ids_of(draft) == bench.parallel(tokens, MASK)
-        tokens, chunk = decode(tokens, kept, ids_of(draft), 70)
+        tokens, chunk = after(tokens, ids_of(draft), kept, 70)
 
 
 def test_chunked_prefill(bench: Bench) -> None:
@@ -175,7 +169,7 @@ def test_rounds_without_drafts_are_followed(bench: Bench) -> None:
         assert draft.num_drafts.tolist() == [most]
         if most:
             assert ids_of(draft) == bench.parallel(tokens, MASK)
-        tokens, chunk = decode(tokens, kept, ids_of(draft), 71)
+        tokens, chunk = after(tokens, ids_of(draft), kept, 71)
 
 
 def test_a_slot_is_used_again(bench: Bench) -> None:
@@ -381,7 +375,7 @@ def test_masks_that_do_not_work_are_noticed(folder: Path, accepted: list[int], w
         tokens, chunk = [*PROMPT, 44], (0, len(PROMPT))
         for kept in accepted:
             bench.proposer._watch.see(_host(tokens, chunk))
-            tokens, chunk = decode(tokens, kept, [7] * K, 70)
+            tokens, chunk = after(tokens, [7] * K, kept, 70)
         bench.proposer._watch.see(_host(tokens, chunk))
         if number < 70:
             assert "warning" not in bench.proposer.describe()
