@@ -21,6 +21,7 @@ from specflow.kernels.rotary import RopeConfig, RotaryTable, rotary_table
 from specflow.targets.base import TargetFacts, TokenTables
 from specflow.training.chunked_loss import LossKind, Teacher, chunked_loss
 from specflow.training.objective import LossParts, TrainableHead, TrainBatch
+from specflow.training.streamed_attention import StreamedAttention, visible_blocks
 from specflow.training.unrolled_attention import UnrolledAttention, plan_blocks
 
 __all__ = ["Eagle3Training", "Eagle3TrainingOptions", "choose_ids", "training_layers"]
@@ -166,7 +167,7 @@ class Eagle3Training(TrainableHead):
         """The head's output of every step, S tensors [T, E]; row t of step s predicts token t + 2 + s."""
         head, count = self.module, len(batch.token_ids)
         states = head.fuse(batch.hidden.to(head.fc.weight.dtype))
-        attend = UnrolledAttention(batch.documents, plan_blocks(batch.documents), self.recompute)
+        attend = self._attention(batch.documents)
         rotary = self._rotary(count + self.options.ttt_length)
         outputs = []
         for step in range(self.options.ttt_length):
@@ -177,6 +178,12 @@ class Eagle3Training(TrainableHead):
             states = head.feedback(raw, normed)
             outputs.append(normed)
         return outputs
+
+    def _attention(self, documents: Tensor) -> StreamedAttention | UnrolledAttention:
+        """On a GPU one kernel per step, elsewhere block by block, where compiled FlexAttention has no gradient."""
+        if documents.device.type != "cpu":
+            return StreamedAttention(visible_blocks(documents))
+        return UnrolledAttention(documents, plan_blocks(documents), self.recompute)
 
     def _rotary(self, length: int) -> RotaryTable:
         if self._table is None or len(self._table.values) < length:

@@ -5,7 +5,7 @@ from pathlib import Path
 from specflow.errors import ConfigError
 
 PREFIX = "zoo:"
-NAMES = ("target", "draft", "pard", "dflash")
+NAMES = ("target", "draft", "pard", "eagle3", "dflash")
 
 
 def model_folder(name: str) -> Path:

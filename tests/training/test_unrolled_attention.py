@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specflow.training.streamed_attention import StreamedAttention, visible_blocks
 from specflow.training.unrolled_attention import Block, UnrolledAttention, plan_blocks
 
 T, HEADS, KV, D, STEPS = 13, 4, 2, 8, 3
@@ -82,3 +83,56 @@ def test_half_precision() -> None:
     for ours, theirs in zip(blocked(steps, 4), dense(parts()), strict=True):  # type: ignore[arg-type]
         assert ours.dtype == torch.bfloat16
         torch.testing.assert_close(ours.float(), theirs, atol=0.05, rtol=0.05)
+
+
+def streamed(steps: list[tuple[Tensor, Tensor, Tensor]], documents: Tensor, compiled: bool) -> list[Tensor]:
+    attend = StreamedAttention(visible_blocks(documents), compiled)
+    outputs = []
+    for number, (query, key, value) in enumerate(steps):
+        if number:
+            attend.next_step()
+        outputs.append(attend(0, query, key, value))
+    return outputs
+
+
+def test_streamed_attention_equals_one_dense_mask() -> None:
+    steps = parts()
+    for ours, theirs in zip(streamed(steps, DOCUMENTS, compiled=False), dense(steps), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_streamed_layers_keep_their_own_keys() -> None:
+    attend = StreamedAttention(visible_blocks(DOCUMENTS), compiled=False)
+    one, two = parts(1), parts(2)
+    for number in range(STEPS):
+        if number:
+            attend.next_step()
+        outputs = [attend(0, *one[number]), attend(1, *two[number])]
+    torch.testing.assert_close(outputs[0], dense(one)[-1])
+    torch.testing.assert_close(outputs[1], dense(two)[-1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [16, 64])
+def test_gradients_of_streamed_attention(size: int) -> None:
+    rows = torch.Generator().manual_seed(3)
+    documents = torch.tensor([0] * 300 + [1] * 17 + [2] * 160 + [-1] * 35)
+
+    def made(heads: int) -> Tensor:
+        return torch.randn(len(documents), heads, size, generator=rows).cuda().requires_grad_()
+
+    steps = [(made(HEADS), made(KV), made(KV)) for _ in range(STEPS)]
+    leaves = [part for step in steps for part in step]
+    attend = UnrolledAttention(documents.cuda(), plan_blocks(documents.cuda(), 512))
+    expected = []
+    for number, step in enumerate(steps):
+        if number:
+            attend.next_step()
+        expected.append(attend(0, *step))
+    found = streamed(steps, documents.cuda(), compiled=True)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=2e-3)
+    wanted = torch.autograd.grad(sum(out.square().sum() for out in expected), leaves)  # type: ignore[arg-type]
+    gradients = torch.autograd.grad(sum(out.square().sum() for out in found), leaves)  # type: ignore[arg-type]
+    for ours, theirs in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-2)
