@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specflow.checkpoints.dflash_config import Description, describe_dflash, read_description, refuse_other_methods
+from specflow.checkpoints.dummy import random_tensors
+from specflow.checkpoints.folder import read_json
 from specflow.checkpoints.target_tables import borrow_tables, check_ids, fit_rows, is_copy
 from specflow.checkpoints.tensors import Shapes, locate_tensors, read_tensors
 from specflow.checkpoints.vocabulary_map import take_vocabulary_map, vocabulary_maps
@@ -37,11 +39,17 @@ class LoadedDFlash:
 
 
 def load_dflash(
-    folder: Path, facts: "TargetFacts", tables: "TokenTables | None", *, device: torch.device, dtype: torch.dtype
+    folder: Path,
+    facts: "TargetFacts",
+    tables: "TokenTables | None",
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    dummy: bool = False,
 ) -> LoadedDFlash:
     """Read, check and complete a plain DFlash head for a target; see `load_block_head`."""
     refuse_other_methods(folder)
-    return load_block_head(folder, facts, tables, device=device, dtype=dtype)
+    return load_block_head(folder, facts, tables, device=device, dtype=dtype, dummy=dummy)
 
 
 def load_block_head(
@@ -52,22 +60,27 @@ def load_block_head(
     device: torch.device,
     dtype: torch.dtype,
     extra: Shapes | None = None,
+    from_anchor: bool | None = None,
+    dummy: bool = False,
 ) -> LoadedDFlash:
     """Read, check and complete the block part of a head, whatever stands on top of it.
 
     tables: what the head borrows from where it ships no table of its own; None = it must ship both.
     extra: further tensors that the folder must hold, for heads with more than a block; they come back unchanged.
+    from_anchor: see `read_description`.
+    dummy: random weights; the folder needs config.json only.
     Raises `CheckpointError` (incomplete, unknown tensors, shapes, vocabulary maps, another target) or
     `UnsupportedModelError` (other layers, quantised).
     """
-    names = locate_tensors(folder).keys()
-    described = read_description(folder, names, facts)
+    names = _names_of_dummy(folder) if dummy else locate_tensors(folder).keys()
+    described = read_description(folder, names, facts, from_anchor)
     config = described.config
     shapes = dflash_shapes(config)
     for name, length in (("d2t", config.draft_vocab_size), ("t2d", config.vocab_size)):
-        if name in names or (name == "d2t" and config.reduced):
+        if name in names or (name == "d2t" and config.reduced and not dummy):
             shapes[name] = (length,)
-    tensors = read_tensors(folder, {**shapes, **(extra or {})}, _UNUSED)
+    shapes |= extra or {}
+    tensors = random_tensors(shapes, device, dtype) if dummy else read_tensors(folder, shapes, _UNUSED)
     digest = weights_hash(tensors)
     further = {name: tensors.pop(name) for name in extra or ()}
     ids = take_vocabulary_map(folder, tensors, config.draft_vocab_size, config.vocab_size)
@@ -86,6 +99,13 @@ def load_block_head(
     count = sum(tensor.numel() for tensor in (*head.parameters(), *further.values()))
     described = replace(described, config=head.config)
     return LoadedDFlash(head, described, digest, count, borrowed, further)
+
+
+def _names_of_dummy(folder: Path) -> frozenset[str]:
+    """Tables that a head of random weights brings itself; what it lacks it borrows, and a reduced one cannot."""
+    raw = read_json(folder / "config.json")
+    reduced = raw.get("draft_vocab_size") not in (None, raw.get("vocab_size"))
+    return frozenset({"lm_head.weight"} if reduced else ())
 
 
 def dflash_shapes(config: DFlashConfig) -> dict[str, tuple[int, ...]]:

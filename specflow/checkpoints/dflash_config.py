@@ -51,9 +51,12 @@ def default_capture_layers(num_layers: int, count: int) -> tuple[int, ...]:
     return tuple(round(i * last / max(1, count - 1)) for i in range(count))
 
 
-def read_description(folder: Path, names: Collection[str], facts: "TargetFacts") -> Description:
+def read_description(
+    folder: Path, names: Collection[str], facts: "TargetFacts", from_anchor: bool | None = None
+) -> Description:
     """Read config.json of a head with tensors `names`, for a target. Heads on top of the block are not looked at.
 
+    from_anchor: the layout where config.json says nothing of it; None = as plain heads of its format have it.
     Raises `CheckpointError` (incomplete, contradictory, or of another target) or `UnsupportedModelError`.
     """
     raw: Mapping[str, Any] = read_json(folder / "config.json")
@@ -61,7 +64,7 @@ def read_description(folder: Path, names: Collection[str], facts: "TargetFacts")
     shape = read_layer_shape(folder, layers)
     _refuse_changed_layers(folder, raw)
     vocab_size = int(layers.get("vocab_size") or facts.vocab_size)
-    layout, reason = answers_from_anchor(raw)
+    layout, reason = answers_from_anchor(raw, from_anchor)
     num_layers = _number(folder, layers, "num_hidden_layers")
     config = DFlashConfig(
         shape=shape,
@@ -97,7 +100,7 @@ def refuse_other_methods(folder: Path) -> None:
     if _entry(raw, "selector_rank") or _entry(raw, "conv_kernel_size"):
         raise UnsupportedModelError(f"{folder} has convolutions or a selector, as DFlash2 heads have; {advice}.")
     serial = [key for key in ("markov_rank", "enable_confidence_head") if _entry(raw, key)]
-    if serial or kind == "dspark" or projector == "dspark":
+    if serial or kind not in (None, "dflash") or projector not in (None, "dflash"):
         found = f"{serial[0]}={_entry(raw, serial[0])}" if serial else ", ".join(names)
         raise UnsupportedModelError(
             f"{folder} has a further head on top of its block ({found}), which corrects drafts; {advice}. "
@@ -109,23 +112,23 @@ def refuse_other_methods(folder: Path) -> None:
         raise UnsupportedModelError(f"{folder} is no DFlash head (its config.json names {shown}); {advice}.")
 
 
-def answers_from_anchor(raw: Mapping[str, Any]) -> tuple[bool, str]:
+def answers_from_anchor(raw: Mapping[str, Any], silent: bool | None = None) -> tuple[bool, str]:
     """Which way the rows of a block answer, see `DFlashConfig.sample_from_anchor`, and how that was found.
 
-    The config's own word counts first. Silent ones mean fill-in, except DeepSpec's and those whose projector says
-    otherwise; a checkpoint's name says nothing.
+    The config's own word counts first, then `silent`. Without either it is fill-in, except DeepSpec's and those whose
+    projector says otherwise; a checkpoint's name says nothing.
     """
     given = _entry(raw, "sample_from_anchor")
     if given is not None:
         return bool(given), f"sample_from_anchor={str(bool(given)).lower()} in config.json"
+    if silent is not None:
+        return silent, "the method's layout"
     kind = raw.get("speculators_model_type")
     if kind is not None:
         return False, f"speculators' default for {kind}"
     if any(name in _NEXT_TOKEN for name in raw.get("architectures") or ()):
         return True, "DeepSpec's layout"
     projector = _entry(raw, "projector_type")
-    if projector == "dspark":
-        return True, f"layout of projector_type={projector}"
     if projector == "domino":
         return bool(_entry(raw, "shift_label")), "shift_label in config.json"
     return False, "z-lab's layout"

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specflow.checkpoints.capture_layers import AuxLayerConvention, CaptureLayers, capture_layers
+from specflow.checkpoints.dummy import random_tensors
 from specflow.checkpoints.folder import read_json
 from specflow.checkpoints.head_layers import describe_layers, layer_windows, read_layer_shape
 from specflow.checkpoints.target_tables import borrow_tables, check_fit, check_ids, fit_rows, is_copy
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 # Written by some tools, and of no use here: tables of the target, and frequencies that follow from the config.
 _UNUSED = ("verifier_norm.weight", "verifier_lm_head.weight", "t2d", "d2t")
+
+# Names that tell a head apart; one of random weights has output rows of its own and the target's embedding.
+_TELLING = ("layers.0.hidden_norm.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True)
@@ -56,21 +60,22 @@ def load_eagle3(
     dtype: torch.dtype,
     convention: AuxLayerConvention = "auto",
     rope_theta: float | None = None,
+    dummy: bool = False,
 ) -> LoadedEagle3:
     """Read, check and complete a head for a target.
 
     tables: what the head borrows from where it ships no table of its own; None = it must ship both.
-    rope_theta: replaces the rotary base of the config.
+    rope_theta: replaces the rotary base of the config. dummy: random weights; the folder needs config.json only.
     Raises `CheckpointError` (incomplete, unknown tensors, shapes, inconsistent vocabulary maps, another target) or
     `UnsupportedModelError` (another method, family or a quantised checkpoint).
     """
-    names = _internal_names(folder)
+    names = {name: name for name in _TELLING} if dummy else _internal_names(folder)
     found = describe_eagle3(folder, facts, convention, frozenset(names.values()))
     config = found.config
     if rope_theta is not None:
         layer = replace(config.layer, rope=replace(config.layer.rope, theta=rope_theta))
         config = replace(config, layer=layer)
-    tensors = _read(folder, config, names)
+    tensors = random_tensors(eagle3_shapes(config), device, dtype) if dummy else _read(folder, config, names)
     digest = weights_hash(tensors)
     ids = take_vocabulary_map(folder, tensors, config.draft_vocab_size, config.vocab_size)
     check_ids(folder, config, ids, facts)

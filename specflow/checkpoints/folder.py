@@ -36,11 +36,16 @@ def check_folder(folder: Path, *, weights: bool = True, tokenizer: bool = True) 
     if weights:
         for path in weight_files(folder):
             check_safetensors(path) if path.suffix == ".safetensors" else check_not_pointer(path)
-    if tokenizer and not any((folder / name).exists() for name in _TOKENIZERS):
+    if tokenizer and not has_tokenizer(folder):
         raise CheckpointError(
             f"{folder} has no tokenizer (none of {', '.join(_TOKENIZERS)}): save one there with "
             "tokenizer.save_pretrained, or name another folder in target.tokenizer."
         )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether any file of a tokenizer is there."""
+    return any((folder / name).exists() for name in _TOKENIZERS)
 
 
 def weight_files(folder: Path) -> list[Path]:

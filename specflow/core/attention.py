@@ -16,6 +16,8 @@ class QueryGroup:
     query_len: int  # Q
     max_seq_len: int  # most key positions any of them sees, host knowledge
     first_key: int | None  # b == 1 and blocks in a row: first slot of the request's pages, read as a view
+    # max_seq_len is a bound that outlives the step, for a captured graph: how long a sequence is, the device knows.
+    is_bound: bool = False
     # What layers share, by kind: masks, blocks to read. A group therefore belongs to one set of positions and blocks.
     cache: dict[Hashable, torch.Tensor] = field(default_factory=dict)
 

@@ -60,6 +60,14 @@ class DFlashConfig:
         """Rows of a block that drafts so many tokens: the anchor and the masks."""
         return num_drafts if self.sample_from_anchor else num_drafts + 1
 
+    def rows_to_run(self, num_drafts: int, whole: bool) -> int:
+        """Rows of the block that is run for so many drafts; whole: as long as in training.
+
+        Rows that see the whole block say something else in a shorter one; causal rows do not, and no more are run.
+        """
+        seen = any(not layer.causal for layer in self.block_layers)
+        return self.num_rows(self.max_drafts if whole and seen else num_drafts)
+
     @property
     def answers(self) -> slice:
         """Rows of a block that say a draft."""

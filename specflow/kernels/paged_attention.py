@@ -177,7 +177,8 @@ def _mask(
     is visible."""
     # Of a lone request the host knows the length exactly, so that no key behind it is read.
     alike = group.query_len == 1 or not rule.causal
-    if group.num_requests == 1 and alike and (rule.window is None or group.max_seq_len <= rule.window):
+    exact = group.num_requests == 1 and not group.is_bound
+    if exact and alike and (rule.window is None or group.max_seq_len <= rule.window):
         return None
     key = (rule, shared, dtype)
     mask = group.cache.get(key)

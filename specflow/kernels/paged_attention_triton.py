@@ -19,6 +19,8 @@ import triton.language as tl
 
 from specflow.core.attention import AttentionInputs, QueryGroup
 from specflow.kernels import paged_attention as reference
+from specflow.kernels.launch_overlap import early_start
+from specflow.kernels.rejection.overlap import let_next_start, wait_for_previous
 from specflow.kernels.triton_choice import device_of
 
 # Requests with more query tokens take the reference's path, which hands whole prompts to torch.
@@ -27,6 +29,7 @@ MOST_SPLITS = 64
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 # Keys that a split should have at least: fewer cost more in joining than they gain.
 _LEAST_KEYS = 128
+LEAST_KEYS = tl.constexpr(_LEAST_KEYS)
 
 
 @triton.jit
@@ -151,12 +154,15 @@ def attend_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DK: tl.constexpr, DKP: tl.constexpr, DV: tl.constexpr,
     DVP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, JOINED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles * KV_HEADS, splits, requests).
 
     JOINED: there is one split, so output [T, HEADS, DV] is written at once; else partial [T, HEADS, splits, DV] and
     log_sums [T, HEADS, splits], base 2, both float32.
     """
+    let_next_start(OVERLAP)
+    wait_for_previous(OVERLAP)
     tiles, split, splits = tl.num_programs(0) // KV_HEADS, tl.program_id(1), tl.num_programs(1)
     kv_head, tile, request = tl.program_id(0) // tiles, tl.program_id(0) % tiles, first_request + tl.program_id(2)
     token, head, place, real = find_rows(
@@ -165,7 +171,8 @@ def attend_kernel(
     )  # fmt: skip
     first, end = see_keys(place, real, seq_len, request, window, CAUSAL, HAS_WINDOW)
     before, blocks = first // BLOCK_N, (end + BLOCK_N - 1) // BLOCK_N
-    share = (blocks - before + splits - 1) // splits
+    # A captured launch has as many splits as the longest sequence needs; a short one uses fewer of them.
+    share = tl.maximum((blocks - before + splits - 1) // splits, LEAST_KEYS // BLOCK_N)
     begin = before + split * share
     stop = tl.minimum(begin + share, blocks)
     busy = real & (begin < stop)
@@ -201,8 +208,11 @@ def attend_kernel(
 def join_kernel(
     partial, log_sums, sinks, output, first_token, splits,
     HEADS: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, SPLITS: tl.constexpr, HAS_SINKS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid (HEADS, tokens): splits of one row, each weighted by what its keys add to the softmax's denominator."""
+    let_next_start(OVERLAP)
+    wait_for_previous(OVERLAP)
     head = tl.program_id(0)
     row = (first_token + tl.program_id(1)).to(tl.int64) * HEADS + head
     split, column = tl.arange(0, SPLITS), tl.arange(0, DVP)
@@ -260,10 +270,11 @@ def paged_attention(
     causal: bool = True,
     shape: LaunchShape = LaunchShape(),
 ) -> torch.Tensor:
-    """See `paged_attention.paged_attention`. Groups of more than `MOST_QUERY` query tokens take that path.
+    """See `paged_attention.paged_attention`. Groups of more than `MOST_QUERY` query tokens take that path, unless their
+    length is only a bound.
 
     Can be captured in a CUDA graph after one ordinary call of the same shape. Then only the numbers of requests,
-    tokens, and `QueryGroup.max_seq_len` are fixed, the last as the bound by which the sequence is cut into splits.
+    tokens, and `QueryGroup.max_seq_len` are fixed, the last as the bound that decides about the number of splits.
     """
     rules = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "causal": causal}
     if query.stride(2) != 1:
@@ -283,7 +294,8 @@ def plan_runs(inputs: AttentionInputs) -> list[Run | QueryGroup]:
     runs: list[Run | QueryGroup] = []
     for group in inputs.groups:
         last = runs[-1] if runs else None
-        if group.query_len > MOST_QUERY:
+        # In a graph lengths are bounds, and a path that works through all of a bound would cost more than it saves.
+        if group.query_len > MOST_QUERY and not group.is_bound:
             runs.append(group)
         elif isinstance(last, Run) and inputs.query_start is not None:
             runs[-1] = Run(
@@ -308,19 +320,19 @@ def _launch(query, key_pages, value_pages, output, inputs, run: Run, rules, shap
     # Without matrix instructions a tall tile does not fit into registers.
     most_rows = 16 if query.element_size() == 4 else 64
     block_m = shape.block_m or min(most_rows, max(16, triton.next_power_of_2(rows)))
-    block_n = shape.block_n or _keys_at_a_time(max(size, value_size) * key_pages.element_size())
+    row_bytes = max(size, value_size) * key_pages.element_size()
+    block_n = shape.block_n or _keys_at_a_time(row_bytes, block_m, query.device)
     tiles = -(-rows // block_m)
     splits = shape.splits or _choose_splits(run.num_requests * kv_heads * tiles, run.max_seq_len, query.device)
     partial, log_sums = output, output
     if splits > 1:
         flat = torch.empty(len(query) * heads * splits * (value_size + 1), dtype=torch.float32, device=query.device)
         partial, log_sums = flat.split([flat.numel() - len(query) * heads * splits, len(query) * heads * splits])
-    sinks = rules["sinks"]
+    sinks, positions, early = rules["sinks"], inputs.positions.contiguous(), early_start(query.device)
     with device_of(query):
         attend_kernel[(tiles * kv_heads, splits, run.num_requests)](
             query, key_pages, value_pages, output, partial, log_sums, query if sinks is None else sinks,
-            inputs.positions, inputs.block_table, inputs.seq_len,
-            inputs.query_start if run.ragged else inputs.positions,
+            positions, inputs.block_table, inputs.seq_len.contiguous(), inputs.query_start if run.ragged else positions,
             *query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], inputs.block_table.stride(0),
             run.first_request, run.tokens.start, run.query_len, key_pages.shape[1], rules["window"] or 0,
             rules["scale"], rules["softcap"] or 0.0,
@@ -329,14 +341,14 @@ def _launch(query, key_pages, value_pages, output, inputs, run: Run, rules, shap
             HAS_WINDOW=rules["window"] is not None, HAS_SOFTCAP=rules["softcap"] is not None,
             HAS_SINKS=sinks is not None, JOINED=splits == 1,
             num_warps=shape.warps or (8 if block_m * padded(value_size) > 64 * 128 else 4),
-            num_stages=shape.stages or _stages(query.device),
+            num_stages=shape.stages or _stages(query.device), OVERLAP=bool(early), **early,
         )  # fmt: skip
         if splits > 1:
             few = splits <= 8
             join_kernel[(heads, run.tokens.stop - run.tokens.start)](
                 partial, log_sums, query if sinks is None else sinks, output, run.tokens.start, splits,
                 HEADS=heads, DV=value_size, DVP=padded(value_size), SPLITS=8 if few else MOST_SPLITS,
-                HAS_SINKS=sinks is not None, num_warps=1 if few else 4,
+                HAS_SINKS=sinks is not None, num_warps=1 if few else 4, OVERLAP=bool(early), **early,
             )  # fmt: skip
 
 
@@ -345,9 +357,11 @@ def padded(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-def _keys_at_a_time(row_bytes: int) -> int:
-    """Keys of a tile of about 16 KiB, which leaves room for several tiles in any device's shared memory."""
-    return min(128, max(16, 16384 // triton.next_power_of_2(row_bytes)))
+def _keys_at_a_time(row_bytes: int, block_m: int, device: torch.device) -> int:
+    """Keys of a tile of about 16 KiB, so that several fit into any device's shared memory; of 32 KiB where there is
+    more of it and query rows are few, since those wait longer for a tile than they work on it."""
+    large = block_m <= 32 and _properties(device)[1] >= 224 * 1024
+    return min(128, max(16, (32768 if large else 16384) // triton.next_power_of_2(row_bytes)))
 
 
 def _choose_splits(programs: int, max_seq_len: int, device: torch.device) -> int:

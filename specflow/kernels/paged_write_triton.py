@@ -114,7 +114,7 @@ def write_keys_values(
     block = _block_of_heads(heads, max(columns))
     with device_of(keys):
         write_kernel[(len(keys), -(-heads // block))](
-            keys, values, key_pages, value_pages, slot_mapping, *keys.stride()[:2], *values.stride()[:2],
+            keys, values, key_pages, value_pages, slot_mapping.contiguous(), *keys.stride()[:2], *values.stride()[:2],
             *key_pages.stride()[:3], *value_pages.stride()[:3], key_pages.shape[1],
             HEADS=heads, DK=size, DKP=columns[0], DV=value_size, DVP=columns[1], BLOCK_H=block,
             CLEAN=clean or keys.dtype == torch.float16, LARGEST=torch.finfo(keys.dtype).max, num_warps=4,
@@ -137,7 +137,7 @@ def rotate_and_write(
     block = _block_of_heads(both, padded(size))
     with device_of(heads):
         rotate_kernel[(tokens, -(-both // block))](
-            heads, values, rotary_rows, rotated, key_pages, value_pages, slot_mapping, *heads.stride()[:2],
+            heads, values, rotary_rows, rotated, key_pages, value_pages, slot_mapping.contiguous(), *heads.stride()[:2],
             *values.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], key_pages.shape[1],
             HEADS=both - kv_heads, KV_HEADS=kv_heads, D=size, DP=padded(size), BLOCK_H=block,
             CLEAN=heads.dtype == torch.float16, LARGEST=torch.finfo(heads.dtype).max, num_warps=4,

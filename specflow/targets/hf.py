@@ -15,9 +15,10 @@ from specflow.kernels.paged_kernels import choose_paged_kernels, paged_kernels
 from specflow.kernels.triton_choice import KernelChoice, check_kernels
 from specflow.targets import transformers_facts as facts
 from specflow.targets.base import Taps, Target, TargetFacts, TokenTables
-from specflow.targets.fused_layers import FusedWeights, fuse_layers
+from specflow.targets.fused_layers import fuse_layers
+from specflow.targets.gpu_layers import GpuLayers, gpu_layers
 from specflow.targets.loading import load_checkpoint
-from specflow.targets.paged_layers import PagedAttention
+from specflow.targets.paged_layers import FusedLayers, PagedAttention
 from specflow.targets.probe import LayerShape, probe_layers
 from specflow.targets.proof import Proof, prove
 from specflow.targets.taps import TapHooks
@@ -39,10 +40,11 @@ class HfOptions:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto = the checkpoint's own
     tokenizer: str | None = None  # folder or hub id, when it is not beside the weights
     trust_remote_code: bool = False  # run Python code that comes with the checkpoint
-    load_format: Literal["auto", "dummy"] = "auto"  # dummy = random weights, only config and tokenizer are read
+    load_format: Literal["auto", "dummy"] = "auto"  # dummy = random weights, only config.json is needed
     prove: bool = True  # compare with the model's own code before the first step; fused layers are used only then
     weight_layout: Literal["auto", "native"] = "auto"  # auto = transposed and joined in memory where that is faster
     attention: KernelChoice = "auto"  # auto: Triton on a GPU where it is installed, else torch; proposers follow
+    linears: Literal["auto", "torch"] = "auto"  # auto = own GPU kernels for few rows where they measured faster
     experts: str = "grouped_mm"  # how transformers computes experts: grouped_mm, batched_mm or eager
 
     def __post_init__(self) -> None:
@@ -64,7 +66,8 @@ class HfTarget(Target):
         self.options = options
         self._shapes: tuple[LayerShape, ...] = ()
         self._layout = WeightLayout(0, 0)
-        self._fused: tuple[FusedWeights, ...] = ()
+        self._fused: FusedLayers = ()
+        self._refused = ""  # why fused layers that were there do not run
         self._attention: PagedAttention | None = None
         self._taps: TapHooks | None = None
         self._proof: Proof | None = None
@@ -76,10 +79,22 @@ class HfTarget(Target):
         self._shapes = probe_layers(self.model)
         digest = weights_hash(self.model.state_dict())
         if self.options.prove and self.options.weight_layout == "auto":  # never used without a proof
-            self._fused = fuse_layers(self.model, self._shapes)
-        self._layout = lay_out_weights(self.model, self.options.weight_layout)
+            self._fused = self._fuse(kernels)
+        joined = isinstance(self._fused, GpuLayers)  # as the kernels read them
+        self._layout = lay_out_weights(self.model, "native" if joined else self.options.weight_layout)
         self._selects_rows = facts.selects_rows(self.model)
         self.facts = self._facts(digest, kernels)
+
+    def _fuse(self, kernels: PagedKernelsName) -> FusedLayers:
+        """Layers in fewer launches; on a GPU by Triton, so only where that serves the pages as well."""
+        if kernels != "triton":
+            return fuse_layers(self.model, self._shapes)
+        layers = gpu_layers(self.model, self._shapes)
+        if layers is None:
+            return ()
+        if self.options.linears == "auto":
+            layers.choose_linears()
+        return layers
 
     def _facts(self, digest: str, kernels: PagedKernelsName) -> TargetFacts:
         config, model = facts.text_config(self.model), self.model
@@ -112,7 +127,9 @@ class HfTarget(Target):
         self.detach()
         self._check_rope(limits.max_model_len)
         if self.options.prove and self._proof is None:
-            self._proof, self._fused = prove(self.model, self._shapes, self._fused, self.facts.paged_kernels)
+            wanted = self._fused
+            self._proof, self._fused = prove(self.model, self._shapes, wanted, self.facts.paged_kernels)
+            self._refused = " (the fused ones gave other logits)" if wanted and not self._fused else ""
         self._taps = TapHooks(self.model, taps)
         try:
             self._attention = PagedAttention.for_engine(self._shapes, limits, self._fused)
@@ -180,7 +197,8 @@ class HfTarget(Target):
             "weights": f"hash {known.checkpoint_hash}"
             + (" (random: load_format=dummy)" if self.options.load_format == "dummy" else ""),
             "weight layout": str(self._layout),
-            "layers": "fused, joined weights" if self._fused else "as transformers runs them",
+            "layers": "fused, joined weights" if self._fused else f"as transformers runs them{self._refused}",
+            "products of few rows": str(self._fused.linears.choices) if isinstance(self._fused, GpuLayers) else "torch",
             "attention": f"paged, {paged_kernels(known.paged_kernels).name}",
             "attention proof": str(self._proof) if self._proof else "not run",
             "experts": facts.experts_implementation(model) or "none",

@@ -11,9 +11,10 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from specflow.checkpoints.folder import check_folder
+from specflow.checkpoints.folder import check_folder, has_tokenizer
 from specflow.errors import CheckpointError, ConfigError, UnsupportedModelError
 from specflow.targets import transformers_facts as facts
+from specflow.targets.stand_in_tokenizer import stand_in_tokenizer
 
 if TYPE_CHECKING:
     from specflow.targets.hf import HfOptions
@@ -33,7 +34,7 @@ def load_checkpoint(options: "HfOptions", device: torch.device) -> tuple[PreTrai
     _check_local(options)
     with _quiet():
         config = _translate(lambda: transformers.AutoConfig.from_pretrained(source, **extra), options, "config")
-        tokenizer = load_tokenizer(options)
+        tokenizer = _stand_in(options, config) or load_tokenizer(options)
         model = _translate(lambda: _read_model(options, config, device), options, "weights")
     _choose_experts(model, options.experts)
     return model.to(device).eval(), tokenizer
@@ -45,6 +46,14 @@ def load_tokenizer(options: "HfOptions") -> Any:
     if options.tokenizer:
         source, extra = options.tokenizer, extra | {"gguf_file": None}
     return _translate(lambda: transformers.AutoTokenizer.from_pretrained(source, **extra), options, "tokenizer")
+
+
+def _stand_in(options: "HfOptions", config: Any) -> Any:
+    """For random weights beside which there is no tokenizer, else None."""
+    path = Path(options.path).expanduser()
+    if options.load_format != "dummy" or options.tokenizer or not path.is_dir() or has_tokenizer(path):
+        return None
+    return stand_in_tokenizer(config.get_text_config(decoder=True).vocab_size)
 
 
 def _source(options: "HfOptions") -> tuple[str, dict[str, Any]]:
@@ -59,7 +68,8 @@ def _source(options: "HfOptions") -> tuple[str, dict[str, Any]]:
 def _check_local(options: "HfOptions") -> None:
     path = Path(options.path).expanduser()
     if path.is_dir():
-        check_folder(path, weights=options.load_format != "dummy", tokenizer=not options.tokenizer)
+        real = options.load_format != "dummy"
+        check_folder(path, weights=real, tokenizer=real and not options.tokenizer)
     elif path.exists() and path.suffix != ".gguf":
         raise CheckpointError(
             f"{path} is a file: target.path takes the folder that holds config.json, or a .gguf file."
@@ -75,7 +85,8 @@ def _read_model(options: "HfOptions", config: Any, device: torch.device) -> PreT
     if options.load_format == "dummy":
         chosen = (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else dtype
         trust = options.trust_remote_code
-        with torch.random.fork_rng(devices=[]):
+        # Where it will run: drawing 8 billion numbers takes a GPU a second and a processor minutes.
+        with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]), device:
             torch.manual_seed(0)
             return auto.from_config(config, dtype=chosen, attn_implementation="eager", trust_remote_code=trust)
     if device.type != "cpu" and importlib.util.find_spec("accelerate"):

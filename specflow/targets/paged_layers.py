@@ -12,7 +12,11 @@ from specflow.errors import ConfigError
 from specflow.kernels.paged_kernels import paged_kernels
 from specflow.targets import transformers_facts as facts
 from specflow.targets.fused_layers import FusedWeights, RotaryRows, fused_forward
+from specflow.targets.gpu_layers import GpuLayers
 from specflow.targets.probe import LayerShape
+
+# Layers in fewer launches, for a CPU or a GPU; empty where transformers' own run.
+FusedLayers = tuple[FusedWeights, ...] | GpuLayers
 
 
 class _Layer:
@@ -36,13 +40,16 @@ class PagedAttention:
         num_blocks: int,
         block_size: int,
         like: torch.Tensor,
-        fused: tuple[FusedWeights, ...] = (),
+        fused: FusedLayers = (),
         kernels: PagedKernelsName = "torch",
+        num_positions: int | None = None,
     ) -> None:
         """Allocate pages [num_blocks, block_size, Hkv, D] of `like`'s dtype and device. Raises `ConfigError`.
 
         Layers run as `fused` says, or as transformers wrote them when it is empty. kernels: what serves the pages.
+        num_positions: most of one request; None = as many as the pages hold.
         """
+        self._num_positions = num_positions or num_blocks * block_size
         self.name = facts.unique_attention_name()
         self.inputs: AttentionInputs | None = None
         self._shapes, self._fused, self._kernels = shapes, fused, paged_kernels(kernels)
@@ -60,17 +67,19 @@ class PagedAttention:
             self._layers[shape.module] = layer
 
     @classmethod
-    def for_engine(
-        cls, shapes: tuple[LayerShape, ...], limits: EngineLimits, fused: tuple[FusedWeights, ...]
-    ) -> "PagedAttention":
+    def for_engine(cls, shapes: tuple[LayerShape, ...], limits: EngineLimits, fused: FusedLayers) -> "PagedAttention":
         """Pages of the engine's size, dtype and device."""
         like = torch.empty(0, dtype=limits.dtype, device=limits.device)
-        return cls(shapes, limits.num_blocks, limits.block_size, like, fused, limits.paged_kernels)
+        most = limits.max_blocks_per_seq * limits.block_size
+        return cls(shapes, limits.num_blocks, limits.block_size, like, fused, limits.paged_kernels, most)
 
     def enter(self, model: PreTrainedModel) -> None:
         """Make the model use this function."""
         facts.register_attention(self.name, self._make_function())
         facts.use_attention(model, self.name)
+        if isinstance(self._fused, GpuLayers):
+            self._fused.enter(self._shapes, self.pages, lambda: self.inputs, self._kernels, self._num_positions)
+            return
         rotary = RotaryRows()
         for weights, shape in zip(self._fused, self._shapes, strict=bool(self._fused)):
             pages = self.pages(shape.module)
@@ -80,6 +89,9 @@ class PagedAttention:
         """Give the model its own attention back and forget the function; safe to call twice."""
         if facts.current_attention(model) == self.name:
             facts.use_attention(model, "eager")
+            if isinstance(self._fused, GpuLayers):
+                self._fused.leave()
+                return facts.unregister_attention(self.name)
             for weights in self._fused:
                 vars(weights.module).pop("forward", None)  # the class's own shows again
         facts.unregister_attention(self.name)

@@ -17,12 +17,12 @@ from specflow.core.limits import PagedKernelsName
 from specflow.errors import UnsupportedModelError
 from specflow.kernels.paged_attention import plan_groups
 from specflow.targets import transformers_facts as facts
-from specflow.targets.fused_layers import FusedWeights
-from specflow.targets.paged_layers import PagedAttention
+from specflow.targets.paged_layers import FusedLayers, PagedAttention
 from specflow.targets.probe import LayerShape
 
 LENGTHS = (13, 21)
-CHUNKS = (((0, 8), (0, 16)), ((8, 13), (16, 21)))  # (first, last) token of each request in each step
+# (first, last) token of each request in each step
+CHUNKS = (((0, 8), (0, 16)), ((8, 12), (16, 20)), ((12, 13), (20, 21)))
 BLOCK_SIZE = 4
 
 # Relative error of a row's logits that rounding explains. In half precision one row may flip an expert, so there the
@@ -51,9 +51,9 @@ class Proof:
 def prove(
     model: PreTrainedModel,
     shapes: tuple[LayerShape, ...],
-    fused: tuple[FusedWeights, ...],
+    fused: FusedLayers,
     kernels: PagedKernelsName = "torch",
-) -> tuple[Proof, tuple[FusedWeights, ...]]:
+) -> tuple[Proof, FusedLayers]:
     """Compare both ways on random tokens; leaves the model with its eager attention. kernels: what serves the pages.
 
     Returns the proof and the fused layers it holds for: none where only the layers of transformers agree.
@@ -75,7 +75,7 @@ def prove(
 def compare(
     model: PreTrainedModel,
     shapes: tuple[LayerShape, ...],
-    fused: tuple[FusedWeights, ...] = (),
+    fused: FusedLayers = (),
     kernels: PagedKernelsName = "torch",
 ) -> Proof:
     """Logits of both ways, side by side."""

@@ -27,6 +27,9 @@ LENGTH_DEPENDENT_ROPE = ("longrope", "dynamic")
 # take `position_embeddings` by keyword and return the hidden states alone.
 PLAIN_DECODER_LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 
+# Norms of those models: RMSNorm in float32, rounded, then times the weight.
+PLAIN_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+
 # Words in class names of mixers that carry a state from token to token.
 _RECURRENT_WORDS = ("mamba", "deltanet", "conv", "rwkv", "lstm", "recurrent", "linearattention", "lightning", "ssm")
 
@@ -94,6 +97,36 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList | None:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     return None
+
+
+def final_norm(model: PreTrainedModel) -> nn.Module:
+    """The norm behind the last decoder layer, of models with `has_plain_ends`."""
+    return decoder(model).norm  # type: ignore[return-value]
+
+
+def rotary_embedding(model: PreTrainedModel) -> nn.Module:
+    """Makes cos and sin of all positions of a pass, of models with `has_plain_ends`."""
+    return decoder(model).rotary_emb  # type: ignore[return-value]
+
+
+def has_plain_ends(model: PreTrainedModel) -> bool:
+    """Whether a rotary table made once, RMSNorm at the end and a linear head are all there is around the layers."""
+    whole = decoder(model)
+    return (
+        hasattr(whole, "rotary_emb")
+        and type(getattr(whole, "norm", None)).__name__ in PLAIN_NORMS
+        and length_dependent_rope(text_config(model)) is None
+        and not isinstance(token_tables(model), str)
+    )
+
+
+def rotary_rows(rotary: nn.Module, num_positions: int, like: torch.Tensor) -> torch.Tensor:
+    """What a rotary embedding gives for positions 0 …, [P, 2, 1, D]: cos, and sin with its first half negated."""
+    with torch.inference_mode():
+        cos, sin = rotary(like[:1], torch.arange(num_positions, device=like.device).unsqueeze(0))
+        half = sin.shape[-1] // 2
+        signed = torch.cat([-sin[..., :half], sin[..., half:]], -1)
+        return torch.stack([cos[0], signed[0]], 1).unsqueeze(2).to(like.dtype)
 
 
 def mixer(layer: nn.Module) -> nn.Module:

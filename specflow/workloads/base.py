@@ -13,6 +13,9 @@ class Prompt:
     turns: tuple[str, ...]
     chat: bool  # render with the tokenizer's chat template; False = plain text, one turn
     category: str = ""
+    token_ids: tuple[int, ...] = ()  # the only turn as ids, which go to the engine instead of the text
+    max_tokens: int | None = None  # most tokens of the answer; None = as the sampling options say
+    ignore_eos: bool = False  # an answer goes on past the end of text; False = as the sampling options say
 
 
 class Workload(ABC):

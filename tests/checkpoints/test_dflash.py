@@ -251,7 +251,6 @@ def test_further_tensors_of_other_heads(tmp_path: Path) -> None:
         ({"speculators_model_type": "dflash", "architectures": ["Qwen3DSparkModel"]}, False),
         ({"speculators_model_type": "dspark"}, False),
         ({"architectures": ["Qwen3DSparkModel"], "_name_or_path": "dflash_qwen3_block7"}, True),
-        ({"architectures": ["DFlashDraftModel"], "dflash_config": {"projector_type": "dspark"}}, True),
         ({"dflash_config": {"projector_type": "domino", "shift_label": True}}, True),
         ({"dflash_config": {"projector_type": "domino"}}, False),
         ({"architectures": ["DFlashDraftModel"]}, False),

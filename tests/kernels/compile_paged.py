@@ -19,21 +19,22 @@ from specflow.kernels import paged_write_triton as write
 SIZES = {"HEADS": 8, "KV_HEADS": 2, "DK": 128, "DKP": 128, "DV": 128, "DVP": 128}
 PLAIN = SIZES | {
     "BLOCK_M": 16, "BLOCK_N": 64, "CAUSAL": True, "RAGGED": False, "HAS_WINDOW": False, "HAS_SOFTCAP": False,
-    "HAS_SINKS": False, "JOINED": True,
+    "HAS_SINKS": False, "JOINED": True, "OVERLAP": False,
 }  # fmt: skip
 RULES = {"CAUSAL": False, "RAGGED": True, "HAS_WINDOW": True, "HAS_SOFTCAP": True, "HAS_SINKS": True}
 VARIANTS: list[tuple[Any, str, dict[str, Any]]] = [
     (attention.attend_kernel, "bf16", PLAIN),
     (attention.attend_kernel, "fp16", PLAIN | RULES | {"JOINED": False, "BLOCK_M": 64, "DK": 96, "DV": 80}),
     (attention.attend_kernel, "fp32", PLAIN | RULES | {"BLOCK_N": 32}),
-    (attention.join_kernel, "bf16", {"HEADS": 8, "DV": 128, "DVP": 128, "SPLITS": 64, "HAS_SINKS": True}),
+    (attention.join_kernel, "bf16", SIZES | {"SPLITS": 64, "HAS_SINKS": True, "OVERLAP": False}),
     (write.write_kernel, "fp16", SIZES | {"BLOCK_H": 2, "CLEAN": True, "LARGEST": 65504.0}),
     (write.rotate_kernel, "bf16", SIZES | {"D": 128, "DP": 128, "BLOCK_H": 8, "CLEAN": True, "LARGEST": 3e38}),
 ]
 INTEGERS = {"positions", "block_table", "seq_len", "query_start", "slots"}
 FLOATS = {"partial", "log_sums", "sinks"}
 MODEL = {
-    "query", "key_pages", "value_pages", "output", "keys", "values", "heads", "rotary", "rotated",
+    "query", "key_pages", "value_pages", "output", "keys", "values", "heads", "rotary", "rotated", "delta", "residual",
+    "weight", "total", "normed", "gate_up", "qkv", "query_norm", "key_norm", "bias", "norm_weight",
 }  # fmt: skip
 
 
@@ -45,13 +46,13 @@ def kind_of(name: str, dtype: str) -> str:
         return "*i64"
     if name in FLOATS:
         return "*fp32"
-    return "fp32" if name in ("scale", "softcap") else "i32"
+    return "fp32" if name in ("scale", "softcap", "eps") else "i32"
 
 
-def main(backend: str, arch: str, warp: str) -> None:
-    """Compile all variants; prints the name of each and the size of its code."""
+def compile_variants(variants: list[tuple[Any, str, dict[str, Any]]], backend: str, arch: str, warp: str) -> None:
+    """Compile kernels (with their dtype and constants); prints the name of each and the size of its code."""
     target = GPUTarget(backend, int(arch) if arch.isdigit() else arch, int(warp))
-    for kernel, dtype, constants in VARIANTS:
+    for kernel, dtype, constants in variants:
         names = list(kernel.arg_names)
         values = {(index,): constants[name] for index, name in enumerate(names) if name in constants}
         signature = {name: "constexpr" if name in constants else kind_of(name, dtype) for name in names}
@@ -62,4 +63,4 @@ def main(backend: str, arch: str, warp: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    compile_variants(VARIANTS, *sys.argv[1:])

@@ -101,12 +101,16 @@ def test_mixed_steps_take_both_paths() -> None:
 
 
 def test_strided_queries_and_pages() -> None:
-    """Heads in front of tokens; keys and values of a drafter in one tensor; part of a wider block table."""
+    """Heads in front of tokens; keys and values of a drafter in one tensor; part of a wider block table; columns."""
     paged = Paged(STEPS["mixed"], (6, 2), (16, 16), "scattered")
     (query, keys, values), inputs = on_device(paged, torch.float32, with_starts=True)
     both = torch.cat([keys, values], 2)
     inputs = replace(inputs, block_table=torch.cat([inputs.block_table, inputs.block_table], 1)[:, :-1])
     by_head = query.transpose(0, 1).contiguous().transpose(0, 1)
+    columns = {name: torch.stack([getattr(inputs, name), getattr(inputs, name) * 0], 1)[:, 0]
+               for name in ("positions", "seq_len")}  # fmt: skip
+    assert not columns["positions"].is_contiguous()
+    inputs = replace(inputs, **columns)
     found = kernels.paged_attention(by_head, both[:, :, :2], both[:, :, 2:], inputs, scale=0.3, shape=SMALL)
     torch.testing.assert_close(found.cpu().double(), paged.expected(0.3), rtol=1e-4, atol=1e-5)
 

@@ -51,7 +51,9 @@ def test_strided_heads_and_pages_side_by_side() -> None:
     keys, values = new(4, 16, torch.float32, 0), new(4, 16, torch.float32, 1)
     by_head = keys.transpose(0, 1).contiguous().transpose(0, 1)
     both = pages(8, 16, torch.float32)
-    kernels.write_keys_values(both[:, :, :4], both[:, :, 4:], slots(), by_head, values)
+    column = torch.stack([slots(), slots() * 0], 1)[:, 0]  # of a table of several tokens per request
+    assert not column.is_contiguous()
+    kernels.write_keys_values(both[:, :, :4], both[:, :, 4:], column, by_head, values)
     expected = pages(8, 16, torch.float32)
     expected.view(-1, 8, 16).index_copy_(0, slots(), torch.cat([keys, values], 1))
     torch.testing.assert_close(both, expected, rtol=0, atol=0, equal_nan=True)

@@ -238,3 +238,17 @@ def test_loading_interface() -> None:
     source = inspect.getsource(transformers.PreTrainedModel.from_pretrained)
     for keyword in ("output_loading_info", "attn_implementation", "dtype", "gguf_file"):
         assert keyword in source
+
+
+def test_the_ends_of_plain_models(llama: Any, tmp_path: Path) -> None:
+    """A rotary embedding that gives cos and sin of positions, a final norm of a known class, and nothing else."""
+    assert facts.has_plain_ends(llama)
+    assert type(facts.final_norm(llama)).__name__ in facts.PLAIN_NORMS
+    assert not facts.has_plain_ends(eager_model(models.tiny_gemma2(tmp_path)))
+    positions = torch.tensor([[3, 0, 11]])
+    like = torch.zeros(2, 4)
+    cos, sin = facts.rotary_embedding(llama)(like, positions)
+    rows = facts.rotary_rows(facts.rotary_embedding(llama), 12, like)[positions[0], :, 0]
+    half = sin.shape[-1] // 2
+    torch.testing.assert_close(rows[:, 0], cos[0])
+    torch.testing.assert_close(rows[:, 1], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1))

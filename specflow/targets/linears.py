@@ -1,0 +1,40 @@
+"""The matrix products of a layer: by torch, or by our kernel for few rows.
+
+Which of the two serves a product is measured once, on the device and the weights it will run on (`linear_choice`); only
+where our kernel is faster does it run. Without a measurement torch runs everything.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from specflow.targets.linear_choice import Choices
+
+
+class Linears:
+    """Products of one model; `choices` says which of them our kernel serves."""
+
+    def __init__(self, gated_silu: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """gated_silu: see `layer_ops`."""
+        self.gated_silu, self.choices = gated_silu, Choices()
+
+    def product(
+        self, name: str, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Values [T, K] times weight [N, K]; [T, N]. name: one of `linear_choice.PRODUCTS`."""
+        shape = self.choices.shape(name, len(values))
+        if shape is None:
+            return F.linear(values, weight, bias)
+        from specflow.kernels.few_rows_triton import few_rows_linear
+
+        return few_rows_linear(values, weight, bias, shape=shape)
+
+    def gated(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up of values [T, E] times weight [2 I, E], gates first; [T, I]."""
+        shape = self.choices.shape("gate_up", len(values))
+        if shape is None:
+            return self.gated_silu(F.linear(values, weight))
+        from specflow.kernels.few_rows_triton import few_rows_linear
+
+        return few_rows_linear(values, weight, gated=True, shape=shape)

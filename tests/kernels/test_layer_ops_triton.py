@@ -1,0 +1,87 @@
+"""What stands between a layer's products, by Triton against the torch reference; compiled where there is a GPU."""
+
+import pytest
+import torch
+
+from specflow.kernels import layer_ops as reference
+from specflow.kernels.rotary import RopeConfig, rotary_table
+from tests.kernels.rejection_cases import DEVICE
+
+pytest.importorskip("triton")
+
+from specflow.kernels import layer_ops_triton as kernels
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+# The last bit of a number near 4.
+NEAR = {torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
+
+
+def some(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+
+def near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=NEAR[found.dtype], atol=NEAR[found.dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 64), (5, 96), (3, 1000)])
+def test_add_and_norm(rows: int, columns: int, dtype: torch.dtype) -> None:
+    """Sum and its norm, or the norm alone; an axis that is no power of two."""
+    delta, residual = some(rows, columns, dtype=dtype), some(rows, columns, dtype=dtype, seed=1)
+    weight = some(columns, dtype=dtype, seed=2)
+    for part in (delta, None):
+        found = kernels.add_rms_norm(part, residual, weight, 1e-3)
+        expected = reference.add_rms_norm(part, residual, weight, 1e-3)
+        near(found[0], expected[0])  # the interpreter cuts bfloat16 off where a GPU rounds
+        near(found[1], expected[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 16), (4, 1500)])
+def test_gated_silu(rows: int, columns: int, dtype: torch.dtype) -> None:
+    """Also for gates at which an exponential overflows."""
+    values = some(rows, 2 * columns, dtype=dtype)
+    values[0, 0], values[0, 1] = -200.0, 200.0
+    found = kernels.gated_silu(values)
+    assert torch.isfinite(found).all()
+    near(found, reference.gated_silu(values))
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 16), (3, 1, 80), (8, 8, 64)])
+def test_norm_rotate_write(heads: int, kv_heads: int, size: int, dtype: torch.dtype, normed: bool) -> None:
+    """Queries, keys and values; positions behind the table take its last row; nothing else in the pages changes."""
+    qkv = some(5, (heads + 2 * kv_heads) * size, dtype=dtype)
+    norms = (some(size, dtype=dtype, seed=3), some(size, dtype=dtype, seed=4)) if normed else None
+    rotary = rotary_table(RopeConfig(head_dim=size, theta=100.0), 50, DEVICE, dtype).values
+    slots, positions = (torch.tensor(numbers, device=DEVICE) for numbers in ([47, 3, 8, 30, 15], [0, 7, 49, 80, 20]))
+    outcomes = []
+    for module in (kernels, reference):
+        keys, values = (some(6, 8, kv_heads, size, dtype=dtype, seed=seed) for seed in (5, 6))
+        query = module.norm_rotate_write(qkv, keys, values, slots, positions, rotary, norms, 1e-6)
+        outcomes.append((query, keys, values))
+    (query, keys, values), expected = outcomes
+    near(query, expected[0])
+    near(keys, expected[1])
+    assert torch.equal(values, expected[2])
+    untouched = torch.ones(48, dtype=torch.bool)
+    untouched[slots.cpu()] = False
+    before = some(6, 8, kv_heads, size, dtype=dtype, seed=5)
+    assert torch.equal(keys.flatten(0, 1)[untouched], before.flatten(0, 1)[untouched])
+
+
+def test_overflow_never_reaches_the_pages() -> None:
+    """As `write_keys_values`: in half precision NaN becomes 0 and infinity the largest number."""
+    qkv = some(1, 3 * 16, dtype=torch.float16)
+    qkv[0, 16], qkv[0, 40] = float("inf"), float("nan")
+    rotary = rotary_table(RopeConfig(head_dim=16, theta=100.0), 4, DEVICE, torch.float16).values
+    index = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    for module in (kernels, reference):
+        keys, values = (torch.zeros(1, 1, 1, 16, device=DEVICE, dtype=torch.float16) for _ in range(2))
+        module.norm_rotate_write(qkv, keys, values, index, index, rotary, None, 1e-6)
+        assert torch.isfinite(keys).all()
+        assert torch.isfinite(values).all()
+        assert float(keys.max()) == 65504.0
