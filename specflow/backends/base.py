@@ -1,6 +1,7 @@
 """Contract of a backend: the device a run uses and what may be measured on it."""
 
 from abc import ABC, abstractmethod
+from typing import Literal
 
 import torch
 
@@ -10,6 +11,8 @@ class Backend(ABC):
 
     name: str = "backend"
     device: torch.device
+    # How decode steps run: each by the host; ahead of it, call by call; ahead of it, as device graphs.
+    decode: Literal["eager", "ahead", "graphs"] = "eager"
 
     @abstractmethod
     def setup(self) -> None:

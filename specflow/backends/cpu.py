@@ -21,6 +21,7 @@ class CpuOptions:
     """Options of `backend=cpu`."""
 
     threads: int | None = None  # threads of one matrix product; None leaves torch's choice
+    run_ahead: bool = False  # decode as a GPU does, the host one step behind: for tests, it saves no time here
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
@@ -36,6 +37,7 @@ class CpuBackend(Backend):
     def __init__(self, options: CpuOptions, note: str = "") -> None:
         self.options = options
         self._note = note  # follows the name in `describe`
+        self.decode = "ahead" if options.run_ahead else "eager"
 
     def setup(self) -> None:
         """Set the number of threads."""

@@ -17,6 +17,7 @@ class GpuOptions:
 
     device_index: int = 0  # which of the visible GPUs
     allow_tf32: bool = False  # faster float32 products with 10-bit mantissas; off: exact float32
+    cuda_graphs: bool = True  # decode steps as graphs, the host one step behind; off: every operation by the host
 
     def __post_init__(self) -> None:
         if self.device_index < 0:
@@ -30,6 +31,7 @@ class GpuBackend(Backend):
         self.options = options
         self._note = note  # follows the name in `describe`
         self.device = torch.device("cuda", options.device_index)
+        self.decode = "graphs" if options.cuda_graphs else "eager"
 
     @classmethod
     def missing(cls) -> str | None:

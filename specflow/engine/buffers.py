@@ -37,10 +37,10 @@ class HostBuffer:
             self.device[:count].copy_(self._staging[:count])
         return self.device[:count]
 
-    def upload_row(self, row: int) -> None:
-        """Copy one row of a two-dimensional buffer to the device."""
+    def upload_row(self, row: int, wait: bool = True) -> None:
+        """Copy one row of a two-dimensional buffer to the device; wait=False: later writes to it may arrive as well."""
         if not self._same:
-            self.device[row].copy_(self._staging[row])
+            self.device[row].copy_(self._staging[row], non_blocking=not wait)
 
 
 class StepBuffers:
@@ -80,7 +80,7 @@ class StepBuffers:
         starts = np.array([item.start for item in items], dtype=np.int64)
         slots = np.array([item.request.slot for item in items], dtype=np.int64)
         for item in items:
-            self._write_blocks(item.request)
+            self.write_blocks(item.request)
         ends = np.cumsum(lengths)
         owners = np.repeat(np.arange(len(items)), lengths)
         positions = np.arange(ends[-1]) - np.repeat(ends - lengths - starts, lengths)
@@ -112,12 +112,17 @@ class StepBuffers:
             query_len_host=lengths,
         )
 
-    def _write_blocks(self, request: Request) -> None:
+    def write_blocks(self, request: Request) -> None:
+        """Bring the block table up to date with what the scheduler gave the request; nothing waits.
+
+        Blocks are only ever added while a request has its slot, so it does no harm if a copy on its way takes along
+        what is added meanwhile.
+        """
         known = self._num_blocks_written[request.slot]
         if known < len(request.blocks):
             self.blocks.host[request.slot, known : len(request.blocks)] = request.blocks[known:]
             self._num_blocks_written[request.slot] = len(request.blocks)
-            self.blocks.upload_row(request.slot)
+            self.blocks.upload_row(request.slot, wait=False)
 
     def ints(self, name: str, values: np.ndarray) -> torch.Tensor:
         """A small per-request device array ([B] or [B+1] int64) with a buffer of its own.

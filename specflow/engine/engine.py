@@ -17,6 +17,7 @@ from specflow.core.limits import EngineLimits
 from specflow.core.request import FinishReason, Request, Status
 from specflow.core.sampling_params import SamplingParams
 from specflow.engine.buffers import StepBuffers
+from specflow.engine.decode_loop import DecodeLoop
 from specflow.engine.detokenizer import Detokenizer, detokenize
 from specflow.engine.outputs import Chunk, RequestOutput
 from specflow.engine.prompts import PromptLike, bad_word_ids, encode_prompt
@@ -56,8 +57,24 @@ class Engine:
         if proposer:
             proposer.attach(target, self.limits)
         self._runner = StepRunner(target, proposer, sampler, scheduler, backend, self.limits)
+        self._calibrate()
+        if self.loop is not None:
+            self.loop.warm_up()  # last: a graph keeps whatever it is captured with
         self._requests: dict[str, Request] = {}
         self._numbers = itertools.count()
+
+    def _calibrate(self) -> None:
+        """Tell those who want to know what passes of the target cost."""
+        drafts = self.proposer is not None and self.proposer.requirements().pass_costs
+        if not drafts and not self.scheduler.wants_pass_costs:
+            return
+        from specflow.engine.verification_cost import measure_verification
+
+        costs = measure_verification(self)
+        if self.proposer is not None and drafts:
+            self.proposer.calibrate(costs)
+        if self.scheduler.wants_pass_costs:
+            self.scheduler.calibrate(costs)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Engine":
@@ -118,6 +135,11 @@ class Engine:
         return self._runner.buffers
 
     @property
+    def loop(self) -> DecodeLoop | None:
+        """The decode steps that run on the device ahead of the host; None where the host runs every operation."""
+        return self._runner.loop
+
+    @property
     def incidents(self) -> Mapping[str, int]:
         """Things that went wrong without changing the output, with their counts; shown in the report."""
         return dict(self._runner.incidents)
@@ -134,6 +156,8 @@ class Engine:
         found = {name: dict(part.describe()) for name, part in parts.items() if part is not None}
         if self.proposer is not None:
             found["proposer"] = {"method": self.proposer.name, **found["proposer"]}
+        if self.loop is not None:
+            found["backend"] |= {"decode steps": self.loop.describe()}
         if self.incidents:
             found["incidents"] = {name: str(count) for name, count in self.incidents.items()}
         return found

@@ -6,7 +6,7 @@ Whoever reads `StepRunner.run` knows the program; the methods under it are its f
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -14,14 +14,16 @@ import torch
 
 from specflow.backends.base import Backend
 from specflow.core.batch import PackedBatch, TargetOutput
-from specflow.core.draft import Draft, Verdict, VerifyInputs
+from specflow.core.draft import Verdict, VerifyInputs
 from specflow.core.limits import EngineLimits
 from specflow.core.request import Request
 from specflow.engine.border import read_counts, read_verdict
 from specflow.engine.buffers import StepBuffers
+from specflow.engine.commit import StepResult, count_round, keep_tokens
+from specflow.engine.decode_loop import DecodeLoop
+from specflow.engine.decode_step import usable_drafts
 from specflow.engine.detokenizer import Detokenizer
 from specflow.engine.logprobs import append_logprobs
-from specflow.engine.stops import append_tokens
 from specflow.engine.timing import PhaseClock
 from specflow.errors import ProposerError, SpecflowError
 from specflow.kernels.noise import fresh_seeds
@@ -35,14 +37,6 @@ from specflow.tracking.events import StepRecord
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@dataclass
-class StepResult:
-    """What a step did, for the engine's callers."""
-
-    record: StepRecord
-    emitted: list[tuple[Request, int]] = field(default_factory=list)  # request and how many tokens it gained
 
 
 @dataclass(frozen=True)
@@ -77,27 +71,47 @@ class StepRunner:
         self.detokenizers: dict[str, Detokenizer] = {}  # of requests whose text is needed while they run
         self.incidents: Counter[str] = Counter()  # things that went wrong without changing the output
         self._steps = 0
+        self.loop: DecodeLoop | None = None  # decode steps on the device, the host a step behind
+        if backend.decode != "eager":
+            parts = target, proposer, sampler, scheduler, backend, limits
+            self.loop = DecodeLoop(*parts, self.buffers, self.detokenizers, self.incidents)
 
     @torch.inference_mode()
     def run(self) -> StepResult | None:
         """Run one step; None when nothing could be scheduled."""
+        result = self.loop.run() if self.loop is not None else None
+        result = result or self._run_one()
+        if result is not None:
+            self._steps += 1
+            result.record = replace(result.record, index=self._steps)
+            self._scheduler.observe(result.record)
+        return result
+
+    def _run_one(self) -> StepResult | None:
+        """A step of any kind from beginning to end."""
         clock = PhaseClock(self._backend)
         plan = self._scheduler.plan()
         self._change_slots(plan)
         if not plan.scheduled:
             return None
-        batch = self.buffers.pack(plan)
-        clock.mark("other")
-        output = self._target.forward(batch)
-        clock.mark("target")
         sampling = [item for item in plan.scheduled if item.samples]
-        verdict = self._verify(sampling, output) if sampling else None
+        verdict: Verdict | None = None
+        if self.loop is not None and self.loop.takes(plan):
+            clock.mark("other")
+            batch, output, verdict = self.loop.verify(plan)
+            clock.mark("target")
+        else:
+            batch = self.buffers.pack(plan)
+            clock.mark("other")
+            output = self._target.forward(batch)
+            clock.mark("target")
+            if sampling:
+                verdict = self._verify(sampling, output)
         outcome = self._commit(plan, sampling, verdict, output)
         clock.mark("sample")
         self._propose(plan, batch, output, outcome)
         clock.mark("propose")
-        self._steps += 1
-        return StepResult(_record(self._steps, plan, outcome, clock), outcome.emitted)
+        return StepResult(_record(plan, outcome, clock), outcome.emitted)
 
     @contextmanager
     def tolerant(self, incident: str) -> Iterator[None]:
@@ -190,7 +204,7 @@ class StepRunner:
             if item.num_drafts:
                 drafted.append(item.num_drafts)
                 accepted.append(int(num_accepted[index]))
-                _count_round(item, accepted[-1])
+                count_round(item, accepted[-1])
             kept[place] = item.length - item.num_drafts + num_accepted[index]
             self._scheduler.commit(item, len(ids), int(num_accepted[index]))
             row += item.num_drafts + 1
@@ -205,13 +219,8 @@ class StepRunner:
     def _append(self, item: ScheduledRequest, ids: list[int], raw_logits: torch.Tensor) -> int:
         """Append a request's emitted ids up to a stop; returns how many were kept."""
         request = item.request
-        request.steps += 1
-        first = request.num_tokens
-        detokenizer = self.detokenizers.get(request.request_id)
-        count = append_tokens(request, ids, self._limits.max_model_len, detokenizer)
+        count = keep_tokens(request, ids, self._limits, self.buffers, self.detokenizers.get(request.request_id))
         append_logprobs(request, raw_logits, ids[:count])
-        # On a CPU this is the memory that `store_tokens` has just written; elsewhere it keeps the host twin in step.
-        self.buffers.tokens.host[request.slot, first : first + count] = ids[:count]
         return count
 
     def _propose(self, plan: StepPlan, batch: PackedBatch, output: TargetOutput, outcome: Outcome) -> None:
@@ -227,7 +236,7 @@ class StepRunner:
             return
         context = self._context(plan, alive, batch, output, outcome)
         draft = self._guarded(self._proposer.propose, context)
-        counts, dropped = self._usable(draft, context)
+        counts, dropped = usable_drafts(draft, context.max_drafts, self._limits.vocab_size)
         self.buffers.store_tokens(context.slots, context.num_tokens, draft.token_ids, counts)
         self.buffers.store_draft_logits(context.slots, draft)
         num_drafts, num_dropped = read_counts(counts, dropped)
@@ -304,13 +313,6 @@ class StepRunner:
             last_hidden=output.last_hidden,
         )
 
-    def _usable(self, draft: Draft, context: ProposeContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """Drafts that may be verified and drafts dropped for their ids, both [B] int64."""
-        wanted = torch.minimum(draft.num_drafts, context.max_drafts)
-        in_vocabulary = (draft.token_ids >= 0) & (draft.token_ids < self._limits.vocab_size)
-        counts = torch.minimum(wanted, in_vocabulary.to(torch.int64).cumprod(1).sum(1))
-        return counts, wanted - counts
-
     def _guarded(self, call: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
         """Call into the proposer; what it raises is reported under its name."""
         assert self._proposer is not None
@@ -326,16 +328,10 @@ def _array(values: Sequence[int]) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-def _count_round(item: ScheduledRequest, accepted: int) -> None:
-    item.request.rounds += 1
-    item.request.drafted += item.num_drafts
-    item.request.accepted += accepted
-
-
-def _record(index: int, plan: StepPlan, outcome: Outcome, clock: PhaseClock) -> StepRecord:
+def _record(plan: StepPlan, outcome: Outcome, clock: PhaseClock) -> StepRecord:
     prompt_tokens = sum(max(0, min(item.length, item.request.prompt_len - item.start)) for item in plan.scheduled)
     return StepRecord(
-        index=index,
+        index=0,  # `run` counts
         num_requests=len(plan.scheduled),
         num_tokens=plan.num_tokens,
         num_prompt_tokens=prompt_tokens,

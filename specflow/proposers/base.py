@@ -29,6 +29,19 @@ class Requirements:
     lookahead_tokens: int = 0  # KV positions past the anchor that drafting writes to pages of its own
     kv_bytes_per_token: int = 0  # of those pages, which share the target's block tables
     draft_logits: bool = False  # drafts come with the logits they were sampled from
+    pass_costs: bool = False  # `calibrate` is told what passes of the target cost, before the first request
+    # `propose` with a `ProposeContext.static` can be captured in a CUDA graph: its shapes follow from the number of
+    # requests, it reads no device value, keeps no book on the host, and takes host integers for bounds.
+    graph_safe: bool = False
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """What a pass of the target takes, measured on this machine."""
+
+    requests: int
+    tokens: int  # of all requests together, each with its logits
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,24 @@ class HostView:
     slots: np.ndarray  # [B] int64
     block_table: np.ndarray  # [B, max_blocks] int64; 0 where there is no block
 
+    @classmethod
+    def bounds(cls, num_requests: int, limits: EngineLimits) -> "HostView":
+        """What holds for any decoding step of so many requests: the largest lengths, and nothing of any request."""
+        full = np.full(num_requests, limits.max_model_len, dtype=np.int64)
+        drafts = np.full(num_requests, limits.num_speculative_tokens, dtype=np.int64)
+        return cls(
+            request_ids=[""] * num_requests,
+            num_tokens=full,
+            prompt_len=np.ones_like(full),
+            chunk_start=full - drafts - 2,
+            chunk_len=drafts + 1,
+            wants_drafts=np.ones(num_requests, dtype=bool),
+            max_drafts=drafts,
+            token_table=np.zeros((0, limits.table_width), dtype=np.int64),
+            slots=np.full(num_requests, limits.pad_slot, dtype=np.int64),
+            block_table=np.zeros((num_requests, limits.max_blocks_per_seq), dtype=np.int64),
+        )
+
 
 @dataclass(frozen=True)
 class ProposeContext:
@@ -79,6 +110,9 @@ class ProposeContext:
     noise_domain: int = DRAFT  # the sampler's: domain of the noise that sampled drafts are drawn with (kernels.noise)
     keep_law: bool = True  # the sampler reads `Draft.logits`; False: return None and store nothing
     filters: RowFilters | None = None  # top-k, top-p and min-p of the requests [B]; None when nobody has any
+    # The step may be captured in a graph and run again: every request decodes and drafts, with `Features` of K + 1 rows
+    # each, and `host` is `HostView.bounds`. Only for proposers with `Requirements.graph_safe`.
+    static: bool = False
 
 
 class Proposer(ABC):
@@ -88,6 +122,9 @@ class Proposer(ABC):
     num_speculative_tokens: int  # K
     # Prompts it was trained on: True = conversations in a chat template, False = plain text, None = both, or unknown.
     trained_on_chat: bool | None = None
+    # What it drafts at a smaller K is, at least nearly always, the beginning of what it drafts at a larger one: then
+    # acceptance at every smaller K can be read from a run at the largest.
+    drafts_nest: bool = False
 
     def load(self, target: "Target", backend: "Backend") -> None:
         """Read the drafter's checkpoint and check it against the loaded target (vocabulary, sizes, layers)."""
@@ -99,12 +136,25 @@ class Proposer(ABC):
     def attach(self, target: "Target", limits: EngineLimits) -> None:
         """Allocate buffers and pages; called once, before the first step."""
 
+    def calibrate(self, costs: Sequence["PassCost"]) -> None:
+        """Told after `attach`, with `Requirements.pass_costs`, before any request has a slot.
+
+        First passes of one request, their tokens ascending to what verification may need at once, or to where measuring
+        took long; then passes of several requests. A single one means that further tokens cost nothing.
+        """
+
     def start(self, request_id: str, slot: int, prompt: Sequence[int]) -> None:
         """A request enters its slot (again, after a pre-emption: nothing of it is cached any more)."""
 
     @abstractmethod
     def propose(self, context: ProposeContext) -> Draft:
         """Draft up to K tokens for each of the B requests."""
+
+    def replayed(self, host: HostView) -> None:
+        """A step with a static context has run on the device, with this view of it; for books kept on the host.
+
+        Told in order, a step late, and before any further `propose`. `Requirements.graph_safe` only.
+        """
 
     def finish(self, request_id: str, slot: int, token_ids: Sequence[int]) -> None:
         """A request leaves its slot: finished, aborted or pre-empted. Always paired with `start`.

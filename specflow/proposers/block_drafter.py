@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specflow.core.attention import AttentionInputs
+from specflow.core.attention import AttentionInputs, QueryGroup
 from specflow.core.limits import EngineLimits
 from specflow.heads.dflash import ContextProjection, DFlashHead
 from specflow.kernels.cpu_decoder import add_norm, rotate_store_attend, store_keys_values
@@ -38,11 +38,11 @@ class BlockRows:
 class BlockDrafter(ABC):
     """A head with its pages. The same positions, layouts and lengths whichever way it is run."""
 
-    def __init__(self, head: DFlashHead, limits: EngineLimits, num_drafts: int, name: str) -> None:
-        """Allocate pages and tables. name: the proposer's, for messages."""
+    def __init__(self, head: DFlashHead, limits: EngineLimits, num_drafts: int, name: str, whole: bool) -> None:
+        """Allocate pages and tables. name: the proposer's, for messages. whole: see `DFlashConfig.rows_to_run`."""
         config, dtype = head.config, head.fc.weight.dtype
         self.head, self.num_drafts, self.name = head, num_drafts, name
-        self.num_rows = config.num_rows(num_drafts)
+        self.num_rows = config.rows_to_run(num_drafts, whole)
         self.pages = HeadPages(
             config.shape,
             tuple(layer.window for layer in config.block_layers),
@@ -72,7 +72,8 @@ class BlockDrafter(ABC):
         anchors = context.token_table[context.slots, context.num_tokens - 1]
         embedded = self._masks[: len(anchors)].clone()
         embedded[:, 0] = self.head.embed(anchors)
-        states = self.states(context, embedded).unflatten(0, (-1, self.num_rows))[:, self.head.config.answers]
+        states = self.states(context, embedded).unflatten(0, (-1, self.num_rows))
+        states = states[:, self.head.config.answers][:, : self.num_drafts]
         return BlockRows(anchors, states, self.logits(states.flatten(0, 1)).unflatten(0, (-1, self.num_drafts)))
 
 
@@ -95,12 +96,16 @@ class TorchBlockDrafter(BlockDrafter):
         positions = context.num_tokens.unsqueeze(1) + steps  # [R, rows]
         blocks = context.block_table.gather(1, positions // size)
         ends = context.host.num_tokens - 1 + rows
+        if context.static:
+            groups: tuple[QueryGroup, ...] = (QueryGroup(0, len(ends), 0, rows, int(ends.max()), None, is_bound=True),)
+        else:
+            groups = plan_groups(np.full(len(ends), rows), ends, context.host.block_table, size)
         inputs = AttentionInputs(
             positions=positions.flatten(),
             slot_mapping=torch.add(positions % size, blocks, alpha=size).flatten(),
             block_table=context.block_table,
             seq_len=context.num_tokens - 1 + rows,
-            groups=plan_groups(np.full(len(ends), rows), ends, context.host.block_table, size),
+            groups=groups,
         )
         return self.head(embedded.flatten(0, 1), self.rotary.rows(inputs.positions), self.pages.attend(inputs))
 
@@ -109,15 +114,16 @@ class TorchBlockDrafter(BlockDrafter):
         return self.head.logits(states)
 
 
-class CpuBlockDrafter(BlockDrafter):
+class CpuBlockDrafter(TorchBlockDrafter):
     """On a CPU in float32, through compiled kernels that find slots and rotary entries themselves.
 
-    Lays the module's weights out in memory as the kernels read them; names, shapes and values stay.
+    Lays the module's weights out in memory as the kernels read them; names, shapes and values stay. A static context
+    goes through the module, since the kernels take lengths from the host.
     """
 
-    def __init__(self, head: DFlashHead, limits: EngineLimits, num_drafts: int, name: str) -> None:
+    def __init__(self, head: DFlashHead, limits: EngineLimits, num_drafts: int, name: str, whole: bool) -> None:
         """Compiles the kernels by running them once on block 0."""
-        super().__init__(head, limits, num_drafts, name)
+        super().__init__(head, limits, num_drafts, name, whole)
         shape = head.config.shape
         self._eps = np.float32(shape.norm_eps)
         lay_out_weights(head, "auto")
@@ -144,6 +150,8 @@ class CpuBlockDrafter(BlockDrafter):
 
     def follow(self, context: ProposeContext) -> None:
         """See `BlockDrafter.follow`. Host and device are one memory here, so rows are found without torch."""
+        if context.static:
+            return super().follow(context)
         features, host = features_of(context, self.name), context.host
         starts = np.cumsum(host.chunk_len) - host.chunk_len
         owners = np.repeat(np.arange(len(starts)), host.chunk_len)
@@ -173,6 +181,8 @@ class CpuBlockDrafter(BlockDrafter):
 
     def states(self, context: ProposeContext, embedded: Tensor) -> Tensor:
         """See `BlockDrafter.states`."""
+        if context.static:
+            return super().states(context, embedded)
         return self._run(embedded, context.host.num_tokens - 1, context.host.block_table)
 
     def _run(self, embedded: Tensor, first: np.ndarray, block_table: np.ndarray) -> Tensor:
@@ -204,7 +214,7 @@ class CpuBlockDrafter(BlockDrafter):
         return self.head.finish_logits(states @ self._output)
 
 
-def block_drafter(head: DFlashHead, limits: EngineLimits, num_drafts: int, name: str) -> BlockDrafter:
+def block_drafter(head: DFlashHead, limits: EngineLimits, num_drafts: int, name: str, whole: bool) -> BlockDrafter:
     """The fastest way to run a head where it is."""
     kind = CpuBlockDrafter if CpuBlockDrafter.serves(head) else TorchBlockDrafter
-    return kind(head, limits, num_drafts, name)
+    return kind(head, limits, num_drafts, name, whole)

@@ -22,7 +22,7 @@ from specflow.errors import ConfigError
 from specflow.kernels.paged_kernels import steps_by
 from specflow.proposers.base import ProposeContext, Proposer, Requirements
 from specflow.proposers.block_drafter import BlockRows, CpuBlockDrafter, block_drafter
-from specflow.proposers.draft_loading import DraftDtype
+from specflow.proposers.draft_loading import DraftDtype, LoadFormat, dummy_note
 from specflow.proposers.draft_sampling import DraftSampler, SampleMethod
 from specflow.proposers.some_requests import draft_where_wanted
 from specflow.proposers.vocabulary import over_all_ids
@@ -42,18 +42,25 @@ class DFlashOptions:
     revision: str | None = None  # branch, tag or commit of a hub id
     dtype: DraftDtype = "auto"  # auto = the target's
     num_speculative_tokens: int | None = None  # K, tokens drafted per round; None = as many as the head was trained for
+    whole_block: bool = True  # run the block of the training and keep its first K drafts; False = a shorter block
     draft_sample_method: SampleMethod = "greedy"  # greedy = the most likely token; probabilistic = sampled
+    load_format: LoadFormat = "auto"  # dummy = random weights, only config.json is needed
 
     def __post_init__(self) -> None:
         if self.num_speculative_tokens is not None and self.num_speculative_tokens < 1:
             raise ConfigError(f"proposer.num_speculative_tokens={self.num_speculative_tokens} must be 1 or more.")
-        for key, allowed in (("dtype", get_args(DraftDtype)), ("draft_sample_method", get_args(SampleMethod))):
+        choices = {
+            "dtype": get_args(DraftDtype),
+            "draft_sample_method": get_args(SampleMethod),
+            "load_format": get_args(LoadFormat),
+        }
+        for key, allowed in choices.items():
             if getattr(self, key) not in allowed:
                 raise ConfigError(f"proposer.{key}={getattr(self, key)!r} must be one of {', '.join(allowed)}.")
 
 
 class DFlashProposer(Proposer):
-    """Drafts K tokens in one pass. A head with more than a block overrides `read_head` and `choose`."""
+    """Drafts K tokens in one pass. A head with more than a block overrides `read_head`, `choose` and `count`."""
 
     name = "dflash"
     bundled = "dflash"
@@ -61,16 +68,22 @@ class DFlashProposer(Proposer):
     def __init__(self, options: DFlashOptions) -> None:
         self.options = options
         self.num_speculative_tokens = options.num_speculative_tokens or 0  # known after `load`
+        self.drafts_nest = options.whole_block  # rows of a shorter block see fewer masks
 
     def read_head(self, folder: Path, target: "Target", device: torch.device, dtype: torch.dtype) -> LoadedDFlash:
         """Read the checkpoint for a target. Raises `CheckpointError` or `UnsupportedModelError`."""
-        return load_dflash(folder, target.facts, lent_tables(target), device=device, dtype=dtype)
+        dummy = self.options.load_format == "dummy"
+        return load_dflash(folder, target.facts, lent_tables(target), device=device, dtype=dtype, dummy=dummy)
+
+    def bundled_head(self) -> str:
+        """Folder, `zoo:NAME` or hub id of the head that an empty `path` means. Raises `ConfigError` for none."""
+        return f"{PREFIX}{self.bundled}"
 
     def load(self, target: "Target", backend: "Backend") -> None:
         """Read the head, complete it with the target's tables and fix K. Raises what `read_head` raises, and
         `ConfigError` for more drafts than the head was trained for."""
         options = self.options
-        self._folder = find_folder(options.path or f"{PREFIX}{self.bundled}", options.revision, "proposer.path")
+        self._folder = find_folder(options.path or self.bundled_head(), options.revision, "proposer.path")
         self._dtype = target.facts.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
         self._loaded = self.read_head(self._folder, target, backend.device, self._dtype)
         self._head = self._loaded.head.eval()
@@ -90,14 +103,16 @@ class DFlashProposer(Proposer):
         return Requirements(
             taps=Taps(layers=config.capture_layers),
             # Counted from the target's last position, one before the anchor.
-            lookahead_tokens=config.num_rows(self.num_speculative_tokens),
+            lookahead_tokens=config.rows_to_run(self.num_speculative_tokens, self.options.whole_block),
             kv_bytes_per_token=len(config.block_layers) * config.shape.kv_values_per_token * self._dtype.itemsize,
             draft_logits=self.options.draft_sample_method == "probabilistic",
+            graph_safe=True,
         )
 
     def attach(self, target: "Target", limits: EngineLimits) -> None:
         """Allocate pages, tables and the store of draft logits."""
-        self._drafter = block_drafter(self._head, limits, self.num_speculative_tokens, self.name)
+        whole = self.options.whole_block
+        self._drafter = block_drafter(self._head, limits, self.num_speculative_tokens, self.name, whole)
         self._vocab_size = limits.vocab_size
         self._sampler = DraftSampler(self.options.draft_sample_method, limits, self.num_speculative_tokens)
 
@@ -123,10 +138,11 @@ class DFlashProposer(Proposer):
             return sampler.choose_all(over_all_ids(rows.logits, self._head.ids, self._vocab_size))
         return self._head.ids[sampler.choose_all(rows.logits)]
 
-    def count(self, rows: BlockRows, drafts: Tensor, usable: Tensor) -> Tensor:
+    def count(self, context: ProposeContext, rows: BlockRows, drafts: Tensor, usable: Tensor) -> Tensor:
         """How many of the drafts [R, K] to verify, [R] int64; usable [R]: those before the first that was not finite.
 
-        An answer that depends on a draft may not decide about that draft or an earlier one.
+        What exceeds `context.max_drafts` is cut. An answer that depends on a draft may not decide about that draft or
+        an earlier one.
         """
         return usable
 
@@ -137,7 +153,7 @@ class DFlashProposer(Proposer):
         rows = self._drafter.draft(context)
         drafts = self.choose(rows, sampler, sampler.sampled)
         usable = sampler.usable()
-        counts = torch.minimum(self.count(rows, drafts, usable), context.max_drafts)
+        counts = torch.minimum(self.count(context, rows, drafts, usable), context.max_drafts)
         return Draft(drafts, counts, sampler.law())
 
     def describe(self) -> dict[str, str]:
@@ -150,7 +166,7 @@ class DFlashProposer(Proposer):
             "draft_sample_method": self.options.draft_sample_method,
             "head": f"{self._folder} ({self.name}, {count} layer{'s' if count > 1 else ''})",
             "parameters": f"{loaded.num_parameters:,}",
-            "weights": loaded.checkpoint_hash,
+            "weights": loaded.checkpoint_hash + dummy_note(self.options.load_format),
             "dtype": str(self._dtype).removeprefix("torch."),
             "block layout": f"{layout} ({loaded.description.layout})",
             "captured layers": f"{_list(config.capture_layers)} ({_list(map(to_vllm, config.capture_layers))} "

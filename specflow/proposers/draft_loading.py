@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from specflow.targets.base import Target
 
 DraftDtype = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "dummy"]
+
+
+def dummy_note(load_format: LoadFormat) -> str:
+    """What reports add to the hash of weights that no checkpoint holds."""
+    return " (random: load_format=dummy)" if load_format == "dummy" else ""
 
 
 @dataclass(frozen=True, kw_only=True)

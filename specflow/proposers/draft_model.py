@@ -12,6 +12,7 @@ from specflow.proposers.draft_loading import DraftOptions
 from specflow.proposers.draft_round import DraftRound, RoundShape
 from specflow.proposers.draft_sampling import DraftSampler
 from specflow.proposers.paged_drafter import PagedDrafter
+from specflow.proposers.some_requests import drafts_wanted, stacked_drafts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,8 @@ class DraftModelProposer(PagedDrafter):
         return RoundShape(catch_up=2, past_anchor=drafts - 1, kept=drafts - 1)
 
     def choose_drafts(self, plan: DraftRound, sampler: DraftSampler) -> torch.Tensor:
-        """One pass per draft."""
+        """One pass per draft that some request can use."""
         drafts = [sampler.choose(0, plan.catch_up())]
-        for index in range(1, self.num_speculative_tokens):
+        for index in range(1, drafts_wanted(plan.host, self.num_speculative_tokens)):
             drafts.append(sampler.choose(index, plan.step(index, drafts[-1])))
-        return torch.stack(drafts, 1)
+        return stacked_drafts(drafts, self.num_speculative_tokens)

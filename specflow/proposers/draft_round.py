@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from specflow.core.attention import AttentionInputs, QueryGroup
+from specflow.core.upload import to_device
 from specflow.kernels.paged_attention import plan_groups
 from specflow.kernels.rotary import RotaryTable
-from specflow.proposers.base import ProposeContext
+from specflow.proposers.base import HostView, ProposeContext
 from specflow.proposers.cpu_decoder_steps import CpuDecoderSteps
 from specflow.proposers.decoder import Decoder, DecoderInputs
 
@@ -32,6 +33,11 @@ class DraftRound(ABC):
 
     def __init__(self, context: ProposeContext, shape: RoundShape) -> None:
         self._context, self._shape = context, shape
+
+    @property
+    def host(self) -> HostView:
+        """The requests of the round as the host knows them."""
+        return self._context.host
 
     def catch_up(self) -> torch.Tensor:
         """Feed the newest committed tokens of each request; logits of the anchor, [R, V]."""
@@ -89,12 +95,14 @@ class TorchRound(DraftRound):
     def feed(self, token_ids: torch.Tensor, offset: int, width: int, wanted: int = 1) -> torch.Tensor:
         """See `DraftRound.feed`."""
         columns = slice(offset, offset + width)
-        positions = self._positions[:, columns]
+        # Copied: of a lone column `flatten` would make a view, and kernels take what they are given for contiguous.
+        positions, slots = (part[:, columns].contiguous() for part in (self._positions, self._slots))
         longest = self._context.host.num_tokens - self._shape.catch_up + offset + width
-        group = QueryGroup(0, len(positions), 0, width, max(int(longest.max()), 1), None)
+        most = max(int(longest.max()), 1)
+        group = QueryGroup(0, len(positions), 0, width, most, None, is_bound=self._context.static)
         attention = AttentionInputs(
             positions=positions.flatten(),
-            slot_mapping=self._slots[:, columns].flatten(),
+            slot_mapping=slots.flatten(),
             block_table=self._context.block_table,
             seq_len=positions[:, -1] + 1,
             groups=(group,),
@@ -137,17 +145,17 @@ def chunk_inputs(
 
     first, last [R] and host_blocks [R, max_blocks] are int64 on the host.
     """
-    block_table = torch.from_numpy(host_blocks).to(device)
+    block_table = to_device(host_blocks, device)
     lengths = last - first
     host_owners = np.repeat(np.arange(len(lengths)), lengths)
     starts = np.cumsum(lengths) - lengths
-    owners = torch.from_numpy(host_owners).to(device)
-    positions = torch.from_numpy(np.arange(lengths.sum()) - (starts - first)[host_owners]).to(device)
+    owners = to_device(host_owners, device)
+    positions = to_device(np.arange(lengths.sum()) - (starts - first)[host_owners], device)
     attention = AttentionInputs(
         positions=positions,
         slot_mapping=block_table[owners, positions // block_size] * block_size + positions % block_size,
         block_table=block_table,
-        seq_len=torch.from_numpy(last).to(device),
+        seq_len=to_device(last, device),
         groups=plan_groups(lengths, last, host_blocks, block_size),
     )
     return DecoderInputs(attention, rotary.rows(positions)), owners

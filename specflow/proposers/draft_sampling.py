@@ -75,7 +75,7 @@ class DraftSampler:
     def usable(self) -> torch.Tensor:
         """Leading drafts of each request whose logits were finite at the top, [R] int64. Once per round: it counts."""
         usable = torch.stack(self._peaks).isfinite().to(torch.int64).cumprod(0).sum(0)
-        self._num_cut += (usable < self._shape[1]).sum()
+        self._num_cut += (usable < len(self._peaks)).sum()
         return usable
 
     @property

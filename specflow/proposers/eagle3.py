@@ -23,14 +23,17 @@ from specflow.heads.eagle3 import FusingLayer
 from specflow.kernels.paged_kernels import steps_by
 from specflow.kernels.rotary import rotary_table
 from specflow.proposers.base import ProposeContext, Proposer, Requirements
-from specflow.proposers.draft_loading import DraftDtype
+from specflow.proposers.draft_loading import DraftDtype, LoadFormat, dummy_note
 from specflow.proposers.draft_sampling import DraftSampler, SampleMethod
 from specflow.proposers.eagle3_round import CpuEagle3Round, CpuEagle3Steps, Eagle3Round, TorchEagle3Round
 from specflow.proposers.feature_rows import FeatureRows, feature_rows, features_of
 from specflow.proposers.head_pages import HeadPages
-from specflow.proposers.some_requests import draft_where_wanted
+from specflow.proposers.some_requests import draft_where_wanted, drafts_wanted, stacked_drafts
 from specflow.proposers.vocabulary import over_all_ids
 from specflow.targets.base import Taps, lent_tables
+from specflow.zoo.bundle import PREFIX
+
+BUNDLED = f"{PREFIX}eagle3"  # what an empty `path` means
 
 if TYPE_CHECKING:
     from specflow.backends.base import Backend
@@ -41,13 +44,14 @@ if TYPE_CHECKING:
 class Eagle3Options:
     """Options of `proposer=eagle3`. Raises `ConfigError` when a value is out of range."""
 
-    path: str | None = None  # folder or hub id of the head; None = none is bundled, so it has to be given
+    path: str | None = None  # folder or hub id of the head; None = the bundled one, made for the bundled target
     revision: str | None = None  # branch, tag or commit of a hub id
     dtype: DraftDtype = "auto"  # auto = the target's
     num_speculative_tokens: int = 4  # K, tokens drafted per round
     draft_sample_method: SampleMethod = "greedy"  # greedy = the most likely token; probabilistic = sampled
     aux_layer_convention: AuxLayerConvention = "auto"  # what layer numbers in the head's config mean
     rope_theta: float | None = None  # rotary base; None = the head's config
+    load_format: LoadFormat = "auto"  # dummy = random weights, only config.json is needed
 
     def __post_init__(self) -> None:
         if self.num_speculative_tokens < 1:
@@ -58,6 +62,7 @@ class Eagle3Options:
             "dtype": get_args(DraftDtype),
             "draft_sample_method": get_args(SampleMethod),
             "aux_layer_convention": CONVENTIONS,
+            "load_format": get_args(LoadFormat),
         }
         for key, allowed in choices.items():
             if getattr(self, key) not in allowed:
@@ -68,20 +73,16 @@ class Eagle3Proposer(Proposer):
     """Drafts K tokens one after the other with a trained head; its pages follow every committed position."""
 
     name = "eagle3"
+    drafts_nest = True
 
     def __init__(self, options: Eagle3Options) -> None:
         self.options = options
         self.num_speculative_tokens = options.num_speculative_tokens
 
     def load(self, target: "Target", backend: "Backend") -> None:
-        """Read the head and complete it with the target's tables. Raises `ConfigError` without a path,
-        `CheckpointError` or `UnsupportedModelError`; see `load_eagle3`."""
-        if self.options.path is None:
-            raise ConfigError(
-                "proposer.path=null: no EAGLE-3 head is bundled. Give the folder or hub id of one for this target, "
-                "or train one: python -m specflow task=train +proposer=eagle3"
-            )
-        self._folder = find_folder(self.options.path, self.options.revision, "proposer.path")
+        """Read the head and complete it with the target's tables. Raises `CheckpointError` or
+        `UnsupportedModelError`; see `load_eagle3`."""
+        self._folder = find_folder(self.options.path or BUNDLED, self.options.revision, "proposer.path")
         self._dtype = target.facts.dtype if self.options.dtype == "auto" else getattr(torch, self.options.dtype)
         self._loaded = load_eagle3(
             self._folder,
@@ -91,6 +92,7 @@ class Eagle3Proposer(Proposer):
             dtype=self._dtype,
             convention=self.options.aux_layer_convention,
             rope_theta=self.options.rope_theta,
+            dummy=self.options.load_format == "dummy",
         )
         self._head = self._loaded.head.eval()
         self.trained_on_chat = trained_on_chat(self._folder)
@@ -103,6 +105,7 @@ class Eagle3Proposer(Proposer):
             lookahead_tokens=self.num_speculative_tokens,
             kv_bytes_per_token=config.num_layers * config.layer.kv_values_per_token * self._dtype.itemsize,
             draft_logits=self.options.draft_sample_method == "probabilistic",
+            graph_safe=True,
         )
 
     def attach(self, target: "Target", limits: EngineLimits) -> None:
@@ -156,7 +159,7 @@ class Eagle3Proposer(Proposer):
             head(head.embed(ids), states, self._rotary.rows(attention.positions), self._pages.attend(attention))
             return
         # Nothing but keys and values of these rows is ever read.
-        if self._steps is not None and (host.chunk_len == host.chunk_len[0]).all():
+        if self._steps is not None and not context.static and (host.chunk_len == host.chunk_len[0]).all():
             self._steps.store(ids, states, host.chunk_start, host.block_table)
             return
         fusing = head.layers[0]
@@ -171,7 +174,7 @@ class Eagle3Proposer(Proposer):
         sampler, config = self._sampler, self._head.config
         sampler.begin(context)
         drafts: list[Tensor] = []
-        for index in range(self.num_speculative_tokens):
+        for index in range(drafts_wanted(context.host, self.num_speculative_tokens)):
             states, logits = plan.step(index, ids, states)
             if config.reduced and sampler.sampled:
                 logits = over_all_ids(logits, self._head.ids, self._vocab_size)
@@ -180,10 +183,10 @@ class Eagle3Proposer(Proposer):
                 ids = self._head.ids[ids]
             drafts.append(ids)
         counts = torch.minimum(sampler.usable(), context.max_drafts)
-        return Draft(torch.stack(drafts, 1), counts, sampler.law())
+        return Draft(stacked_drafts(drafts, self.num_speculative_tokens), counts, sampler.law())
 
     def _round(self, context: ProposeContext) -> Eagle3Round:
-        if self._steps is not None:
+        if self._steps is not None and not context.static:
             return CpuEagle3Round(context, self._steps)
         return TorchEagle3Round(context, self._head, self._pages, self._rotary, self.num_speculative_tokens)
 
@@ -195,7 +198,7 @@ class Eagle3Proposer(Proposer):
             "draft_sample_method": self.options.draft_sample_method,
             "head": f"{self._folder} (EAGLE-3, {config.num_layers} layer{'s' if config.num_layers > 1 else ''})",
             "parameters": f"{loaded.num_parameters:,}",
-            "weights": loaded.checkpoint_hash,
+            "weights": loaded.checkpoint_hash + dummy_note(self.options.load_format),
             "dtype": str(self._dtype).removeprefix("torch."),
             "captured layers": f"{_list(config.capture_layers)} ({_list(loaded.captures.boundaries)} in vLLM's count)",
             "captured layers from": loaded.captures.source,

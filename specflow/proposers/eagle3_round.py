@@ -43,26 +43,28 @@ class TorchEagle3Round(Eagle3Round):
     ) -> None:
         self._context, self._head, self._pages = context, head, pages
         offsets = torch.arange(-_BEHIND, num_drafts - _BEHIND, device=context.slots.device)
-        self._positions = (context.num_tokens.unsqueeze(1) + offsets).clamp_(min=0)  # [R, K]
+        # One row for each draft, so that a pass gets its own without a copy.
+        self._positions = (context.num_tokens + offsets.unsqueeze(1)).clamp_(min=0)  # [K, R]
         size = pages.block_size
-        blocks = context.block_table.gather(1, self._positions // size)
-        self._slots = torch.add(self._positions % size, blocks, alpha=size)  # [R, K]
+        blocks = context.block_table.gather(1, self._positions.t() // size).t()
+        self._slots = (self._positions % size + blocks * size).contiguous()  # [K, R]
         self._rows = rotary.rows(self._positions.flatten()).unflatten(0, self._positions.shape)
         self._longest = int(context.host.num_tokens.max()) - _BEHIND + 1
 
     def step(self, index: int, token_ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """See `Eagle3Round.step`."""
-        positions = self._positions[:, index]
-        group = QueryGroup(0, len(positions), 0, 1, max(self._longest + index, 1), None)
+        positions = self._positions[index]
+        longest = max(self._longest + index, 1)
+        group = QueryGroup(0, len(positions), 0, 1, longest, None, is_bound=self._context.static)
         inputs = AttentionInputs(
             positions=positions,
-            slot_mapping=self._slots[:, index],
+            slot_mapping=self._slots[index],
             block_table=self._context.block_table,
             seq_len=positions + 1,
             groups=(group,),
         )
         head = self._head
-        raw, normed = head(head.embed(token_ids), state, self._rows[:, index], self._pages.attend(inputs))
+        raw, normed = head(head.embed(token_ids), state, self._rows[index], self._pages.attend(inputs))
         return head.feedback(raw, normed), head.logits(normed)
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specflow.core.attention import AttentionInputs
+from specflow.core.attention import AttentionInputs, QueryGroup
+from specflow.core.upload import to_device
 from specflow.errors import ProposerError
 from specflow.kernels.paged_attention import plan_groups
 from specflow.proposers.base import Features, ProposeContext
@@ -36,12 +37,13 @@ def features_of(context: ProposeContext, name: str) -> Features:
 def feature_rows(context: ProposeContext, block_size: int, width: int, name: str) -> FeatureRows:
     """Rows of all B requests of a context; `name` is the proposer's, for messages.
 
-    On a GPU a step of pure decoding, with at most `width` kept rows per request, gives `width` rows for each, so that
-    its shapes do not depend on what was accepted: surplus rows repeat a kept one and write to block 0, which nobody
-    reads. Elsewhere, and with prompt chunks, only rows that exist are there.
+    In a static context, and on a GPU, a step of pure decoding (at most `width` kept rows per request) gives `width`
+    rows for each, so that its shapes do not depend on what was accepted: surplus rows repeat a kept one and write to
+    block 0, which nobody reads. Elsewhere, and with prompt chunks, only rows that exist are there.
     """
     features = features_of(context, name)
-    if context.slots.device.type != "cpu" and int(context.host.chunk_len.max(initial=0)) <= width:
+    short = int(context.host.chunk_len.max(initial=0)) <= width
+    if context.static or (short and context.slots.device.type != "cpu"):
         return _static_rows(context, features, block_size, width)
     return _exact_rows(context, features, block_size)
 
@@ -54,27 +56,36 @@ def _exact_rows(context: ProposeContext, features: Features, block_size: int) ->
     step = np.arange(len(owners)) - starts[owners]
     positions = host.chunk_start[owners] + step
     slots = host.block_table[owners, positions // block_size] * block_size + positions % block_size
-    on_device = [torch.from_numpy(part).to(device) for part in (owners, step, positions, slots)]
+    on_device = [to_device(part, device) for part in (owners, step, positions, slots)]
     attention = _attention(context, on_device[2], on_device[3], host.chunk_len, block_size)
     rows = features.start.index_select(0, on_device[0]) + on_device[1]
-    return FeatureRows(rows, on_device[0], torch.from_numpy(starts + host.chunk_len - 1).to(device), attention)
+    return FeatureRows(rows, on_device[0], to_device(starts + host.chunk_len - 1, device), attention)
 
 
 def _static_rows(context: ProposeContext, features: Features, block_size: int, width: int) -> FeatureRows:
-    """`width` rows for each request."""
-    host, device = context.host, context.slots.device
-    lengths = np.full(len(host.slots), width, dtype=np.int64)
-    starts = np.cumsum(lengths) - lengths
-    host_owners = np.repeat(np.arange(len(lengths)), lengths)
-    owners = torch.from_numpy(host_owners).to(device)
-    step = torch.from_numpy(np.arange(lengths.sum()) - starts[host_owners]).to(device)
-    kept = features.num_valid[owners]
-    rows = features.start[owners] + torch.minimum(step, kept - 1)
+    """`width` rows for each request, found on the device."""
+    requests, device = len(context.slots), context.slots.device
+    steps = torch.arange(width, device=device)
+    kept = features.num_valid.unsqueeze(1)
+    rows = features.start.unsqueeze(1) + torch.minimum(steps, kept - 1)  # [B, width]
     positions = features.positions[rows]
-    slots = context.block_table[owners, positions // block_size] * block_size + positions % block_size
-    slots = torch.where(step < kept, slots, positions % block_size)
-    last = torch.from_numpy(starts).to(device) + features.num_valid - 1
-    return FeatureRows(rows, owners, last, _attention(context, positions, slots, lengths, block_size))
+    places = positions % block_size
+    slots = torch.add(places, context.block_table.gather(1, positions // block_size), alpha=block_size)
+    numbers = torch.arange(requests, device=device)
+    attention = AttentionInputs(
+        positions=positions.flatten(),
+        slot_mapping=torch.where(steps < kept, slots, places).flatten(),
+        block_table=context.block_table,
+        seq_len=positions[:, -1] + 1,
+        groups=(QueryGroup(0, requests, 0, width, _longest(context), None, is_bound=context.static),),
+    )
+    owners = numbers.unsqueeze(1).expand(-1, width).flatten()
+    return FeatureRows(rows.flatten(), owners, numbers * width + features.num_valid - 1, attention)
+
+
+def _longest(context: ProposeContext) -> int:
+    """Most positions that any request has kept, or can."""
+    return int((context.host.chunk_start + context.host.chunk_len).max())
 
 
 def _attention(
@@ -85,6 +96,6 @@ def _attention(
         positions=positions,
         slot_mapping=slots,
         block_table=context.block_table,
-        seq_len=torch.from_numpy(ends).to(context.slots.device),
+        seq_len=to_device(ends, context.slots.device),
         groups=plan_groups(lengths, ends, context.host.block_table, block_size),
     )

@@ -35,6 +35,7 @@ class NgramProposer(HostProposer):
     """
 
     name = "ngram"
+    drafts_nest = True
 
     def __init__(self, options: NgramOptions) -> None:
         self.options = options

@@ -11,7 +11,7 @@ from specflow.core.limits import EngineLimits
 from specflow.kernels import ngram_match
 from specflow.kernels.ngram_match import MatchRule
 from specflow.kernels.triton_choice import KernelChoice, check_kernels, uses_triton
-from specflow.proposers.base import ProposeContext, Proposer
+from specflow.proposers.base import ProposeContext, Proposer, Requirements
 from specflow.proposers.prompt_lookup import PromptLookupOptions
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class NgramGpuProposer(Proposer):
     """
 
     name = "ngram_gpu"
+    drafts_nest = True
 
     def __init__(self, options: NgramGpuOptions) -> None:
         self.options = options
@@ -50,6 +51,10 @@ class NgramGpuProposer(Proposer):
         latest = options.match_policy == "latest"
         self._rule = MatchRule(options.lookup_min, options.lookup_max, latest, options.num_speculative_tokens)
         self._find, self._scans_all_columns = ngram_match.ngram_drafts, True
+
+    def requirements(self) -> Requirements:
+        """Nothing of the engine."""
+        return Requirements(graph_safe=True)
 
     def attach(self, target: "Target", limits: EngineLimits) -> None:
         """Choose the scan, and run it once on a row as wide as the engine's: that compiles Triton's kernels."""
@@ -62,9 +67,9 @@ class NgramGpuProposer(Proposer):
         self._find(table, one - 1, one + 1, one, self._rule)
 
     def propose(self, context: ProposeContext) -> Draft:
-        """See `Proposer.propose`; can be captured in a CUDA graph, which then serves texts of any length."""
+        """See `Proposer.propose`."""
         table = context.token_table
-        if self._scans_all_columns and not _capturing(table):
+        if self._scans_all_columns and not context.static:
             table = table[:, : scan_width(context.host.num_tokens, table.shape[1])]
         return Draft(*self._find(table, context.slots, context.num_tokens, context.max_drafts, self._rule))
 
@@ -78,8 +83,3 @@ def scan_width(num_tokens: np.ndarray, table_width: int) -> int:
     """Columns that hold the longest text, a power of two: few shapes, at most twice the work. num_tokens: [B] int64."""
     longest = max(num_tokens.max(initial=1), _LEAST_COLUMNS)
     return min(table_width, 1 << int(longest - 1).bit_length())
-
-
-def _capturing(table: torch.Tensor) -> bool:
-    """A graph outlives the lengths of the step it is captured in, so its scan must have the table's full width."""
-    return table.is_cuda and torch.cuda.is_current_stream_capturing()

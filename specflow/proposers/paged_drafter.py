@@ -12,7 +12,7 @@ from specflow.checkpoints.location import find_folder
 from specflow.core.draft import Draft
 from specflow.core.limits import EngineLimits
 from specflow.kernels.paged_kernels import steps_by
-from specflow.proposers.base import ProposeContext, Proposer, Requirements
+from specflow.proposers.base import HostView, ProposeContext, Proposer, Requirements
 from specflow.proposers.draft_loading import DraftOptions, load_draft
 from specflow.proposers.draft_pages import DraftPages
 from specflow.proposers.draft_round import DraftRound, RoundShape
@@ -31,6 +31,7 @@ class PagedDrafter(Proposer):
     A method says how a round is shaped, and how it gets its drafts.
     """
 
+    drafts_nest = True
     bundled: str  # name of the bundled model that `path: null` stands for
 
     def __init__(self, options: DraftOptions) -> None:
@@ -65,6 +66,7 @@ class PagedDrafter(Proposer):
             lookahead_tokens=self.num_speculative_tokens,
             kv_bytes_per_token=self._weights.config.kv_bytes_per_token(self._dtype),
             draft_logits=self.options.draft_sample_method == "probabilistic",
+            graph_safe=True,
         )
 
     def attach(self, target: "Target", limits: EngineLimits) -> None:
@@ -87,6 +89,10 @@ class PagedDrafter(Proposer):
         """Draft for the requests that want it, follow the committed tokens of all; see `Proposer.propose`."""
         self._pages.follow(context)
         return draft_where_wanted(context, self.num_speculative_tokens, lambda part, _picked: self._draft(part))
+
+    def replayed(self, host: HostView) -> None:
+        """See `Proposer.replayed`."""
+        self._pages.replayed(host)
 
     def describe(self) -> dict[str, str]:
         """Weights in memory, sizes, method; and drafts lost to logits that were not finite, if any."""

@@ -18,7 +18,7 @@ from specflow.checkpoints.mask_token import MASK_KEYS, find_mask_token
 from specflow.core.draft import Draft
 from specflow.core.limits import EngineLimits
 from specflow.errors import ConfigError
-from specflow.proposers.base import ProposeContext
+from specflow.proposers.base import HostView, ProposeContext
 from specflow.proposers.draft_loading import DraftOptions
 from specflow.proposers.draft_round import DraftRound, RoundShape
 from specflow.proposers.draft_sampling import DraftSampler
@@ -72,8 +72,14 @@ class PardProposer(PagedDrafter):
 
     def propose(self, context: ProposeContext) -> Draft:
         """See `PagedDrafter.propose`."""
-        self._watch.see(context.host)
+        if not context.static:
+            self._watch.see(context.host)
         return super().propose(context)
+
+    def replayed(self, host: HostView) -> None:
+        """See `Proposer.replayed`."""
+        self._watch.see(host)
+        super().replayed(host)
 
     def choose_drafts(self, plan: DraftRound, sampler: DraftSampler) -> torch.Tensor:
         """One pass for all."""

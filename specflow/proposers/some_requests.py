@@ -1,13 +1,14 @@
 """Drafting for some of a step's requests: the part of a context that concerns them, and their drafts put in place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from specflow.core.draft import Draft
-from specflow.proposers.base import ProposeContext
+from specflow.core.upload import to_device
+from specflow.proposers.base import HostView, ProposeContext
 
 
 def draft_where_wanted(
@@ -24,12 +25,27 @@ def draft_where_wanted(
     return put_drafts(context, picked, draft(part, picked))
 
 
+def drafts_wanted(host: HostView, num_speculative_tokens: int) -> int:
+    """Most drafts that any request can use, 1 … K: a method that drafts one by one may stop there.
+
+    In a static context that is K.
+    """
+    return min(num_speculative_tokens, max(1, int(host.max_drafts.max(initial=1))))
+
+
+def stacked_drafts(drafts: Sequence[torch.Tensor], num_speculative_tokens: int) -> torch.Tensor:
+    """Drafts made one by one, each [R] int64, as [R, K]; -1 in the places of those that nobody wanted."""
+    made = torch.stack(list(drafts), 1)
+    return torch.nn.functional.pad(made, (0, num_speculative_tokens - len(drafts)), value=-1)
+
+
 def pick_requests(context: ProposeContext, rows: np.ndarray) -> tuple[ProposeContext, torch.Tensor]:
     """The context of the requests `rows` (ascending numbers), as far as drafting reads it, and `rows` on its device."""
-    picked = torch.from_numpy(rows).to(context.slots.device)
+    picked = to_device(rows, context.slots.device)
     host = replace(
         context.host,
         num_tokens=context.host.num_tokens[rows],
+        max_drafts=context.host.max_drafts[rows],
         block_table=context.host.block_table[rows],
     )
     part = replace(

@@ -69,6 +69,7 @@ class SuffixProposer(HostProposer):
     """
 
     name = "suffix"
+    drafts_nest = True
 
     def __init__(self, options: SuffixOptions) -> None:
         self.options = options

@@ -31,10 +31,11 @@ def needs_processing(request: Request, *, temperature: bool = True) -> bool:
     """True when the request's logits differ from the raw ones; temperature False: by more than the temperature."""
     sampling = request.sampling
     scaled = not sampling.greedy if temperature else sampling.has_filters
-    return scaled or _masks_or_penalises(request)
+    return scaled or masks_or_penalises(request)
 
 
-def _masks_or_penalises(request: Request) -> bool:
+def masks_or_penalises(request: Request) -> bool:
+    """True when more than temperature and filters (top-k, top-p, min-p) sets the logits apart from the raw ones."""
     sampling = request.sampling
     waits = sampling.min_tokens > len(request.output_ids) and bool(request.stop_ids)
     return sampling.has_penalties or bool(sampling.logit_bias) or bool(request.bad_word_ids) or waits
@@ -46,7 +47,7 @@ def process_logits(logits: torch.Tensor, batch: Sequence[RequestRows], token_tab
         if not needs_processing(item.request):
             continue
         rows = logits[item.rows]
-        if _masks_or_penalises(item.request):
+        if masks_or_penalises(item.request):
             _bias(rows, item.request)
             _min_tokens(rows, item.request)
             _penalties(rows, item, token_table)

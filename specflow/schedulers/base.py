@@ -1,12 +1,17 @@
 """Contract of a scheduler: which request runs how many tokens. Integers and lists only, no tensors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from specflow.core.limits import EngineLimits
 from specflow.core.request import Request
 from specflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from specflow.proposers.base import PassCost
+    from specflow.tracking.events import StepRecord
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,31 @@ class Scheduler(ABC):
     @abstractmethod
     def max_drafts(self, request: Request) -> int:
         """Drafts this request can use in its next step (context, max_tokens, budget, policy); 0 … K."""
+
+    def token_limit(self, request: Request) -> int | None:
+        """Tokens at which the request ends at the latest, if until then `max_drafts` is what the K and that limit leave
+        room for. None: drafts depend on more, and the engine has to ask after every step."""
+        return None
+
+    def plan_ahead(self, steps_ahead: Mapping[str, int]) -> Sequence[Request] | None:
+        """The requests of the next step before the outcome of the last ones is known: all that run, one token and its
+        drafts each, with blocks for the most that they can have become by then.
+
+        steps_ahead: by request id, steps not yet committed. None: the outcome is needed first, since somebody can be
+        admitted, a prompt is not through, or blocks or budget run out.
+        """
+        return None
+
+    @property
+    def wants_pass_costs(self) -> bool:
+        """Whether `calibrate` is to be called. Asked once, after `configure`."""
+        return False
+
+    def calibrate(self, costs: "Sequence[PassCost]") -> None:
+        """Told once before the first request what passes of the target cost, as `Proposer.calibrate` is."""
+
+    def observe(self, record: "StepRecord") -> None:
+        """Told after every step what it did and how long its parts took, with the next drafts made already."""
 
     @abstractmethod
     def check_idle(self) -> Sequence[str]:

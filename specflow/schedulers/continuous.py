@@ -5,7 +5,7 @@ the latter, followed by the drafts that are to be verified.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specflow.core.limits import EngineLimits
@@ -126,7 +126,11 @@ class ContinuousScheduler(Scheduler):
 
     def _covered(self, item: ScheduledRequest) -> int:
         """Positions that the request's blocks must cover: this step's tokens and what drafting writes after it."""
-        return min(item.start + item.length + self._limits.lookahead_tokens, self._most_tokens())
+        return self._at_most(item.start + item.length)
+
+    def _at_most(self, num_tokens: int) -> int:
+        """The same for processed tokens."""
+        return min(num_tokens + self._limits.lookahead_tokens, self._most_tokens())
 
     def _most_tokens(self) -> int:
         return self._limits.max_model_len + self._limits.num_speculative_tokens + self._limits.lookahead_tokens
@@ -177,9 +181,35 @@ class ContinuousScheduler(Scheduler):
         """See `Scheduler.max_drafts`: no draft that could not be kept is ever asked for."""
         if not request.speculate:
             return 0
-        room = self._limits.max_model_len - request.num_tokens - 1
-        budget = request.sampling.max_tokens - len(request.output_ids) - 1
-        return max(0, min(self._limits.num_speculative_tokens, room, budget))
+        return max(0, min(self._limits.num_speculative_tokens, self._most_tokens_of(request) - request.num_tokens - 1))
+
+    def token_limit(self, request: Request) -> int | None:
+        """See `Scheduler.token_limit`: the context, or the request's own budget."""
+        return self._most_tokens_of(request)
+
+    def _most_tokens_of(self, request: Request) -> int:
+        return min(self._limits.max_model_len, request.prompt_len + request.sampling.max_tokens)
+
+    def plan_ahead(self, steps_ahead: Mapping[str, int]) -> Sequence[Request] | None:
+        """See `Scheduler.plan_ahead`."""
+        most = self._limits.num_speculative_tokens + 1
+        budget = self._limits.max_num_batched_tokens
+        if len(self._running) * most > budget or self._could_admit(budget - len(self._running)):
+            return None
+        for request in self._running:
+            if request.num_tokens - request.num_computed != 1:
+                return None
+            behind = request.num_tokens - 1 + steps_ahead.get(request.request_id, 0) * most
+            if not self._blocks.grow(request, self._at_most(behind + most)):
+                return None
+        return tuple(self._running)
+
+    def _could_admit(self, budget: int) -> bool:
+        """Whether the first waiting request would find a slot, blocks and budget for its first tokens."""
+        if not (self._waiting and self._free_slots):
+            return False
+        item = self._grant(self._waiting[0], budget)
+        return item is not None and self._blocks.blocks_for(self._covered(item)) <= self._blocks.num_free
 
     def check_idle(self) -> Sequence[str]:
         """See `Scheduler.check_idle`."""

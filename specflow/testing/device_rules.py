@@ -15,15 +15,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specflow.core.draft import Draft
 from specflow.core.limits import EngineLimits
-from specflow.proposers.base import Features, ProposeContext, Proposer
-from specflow.testing.conformance import assert_same
+from specflow.proposers.base import Features, HostView, ProposeContext, Proposer
+from specflow.testing.conformance import assert_idle, assert_same
 from specflow.testing.subject import PROMPTS, Subject, greedy
 from specflow.testing.wrappers import Wrapper
 
 if TYPE_CHECKING:
     from specflow.targets.base import Target
 
-__all__ = ["HostReads", "check_buffers", "check_graph_capture", "check_host_reads", "check_host_reads_on_a_gpu"]
+__all__ = [
+    "HostReads",
+    "check_buffers",
+    "check_graph_capture",
+    "check_host_reads",
+    "check_host_reads_on_a_gpu",
+    "check_run_ahead",
+    "check_static_context",
+]
 
 # Operations that end in a device-to-host copy, or in an output whose size only the device knows.
 _OPERATIONS = {
@@ -232,19 +240,43 @@ def held_tensors(value: Any, path: str = "", seen: set[int] | None = None) -> It
 
 
 # -- graphs --------------------------------------------------------------------------------------------------------
-class _Captured(Wrapper):
-    """Captures `propose` in a graph where a step has no prompt, replays it in later ones, and compares."""
+class _Static(Wrapper):
+    """Asks again with a static context where a step has no prompt, and compares."""
 
     def __init__(self, inner: Proposer) -> None:
         super().__init__(inner)
         self.replays, self.different = 0, 0
-        self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, ProposeContext, Draft]] = {}
+
+    def attach(self, target: "Target", limits: EngineLimits) -> None:
+        self._limits = limits
+        super().attach(target, limits)
 
     def propose(self, context: ProposeContext) -> Draft:
-        draft = self.inner.propose(context)
-        most = self.inner.num_speculative_tokens
-        if bool((context.host.chunk_len > most + 1).any()) or not context.host.wants_drafts.all():
+        draft, host = self.inner.propose(context), context.host
+        if bool((host.chunk_start + 1 < host.prompt_len).any()) or not host.wants_drafts.all():
             return draft
+        kept = Draft(draft.token_ids.clone(), draft.num_drafts.clone(), draft.logits)
+        bounds = HostView.bounds(len(host.slots), self._limits)
+        again = self.repeat(dataclasses.replace(context, static=True, host=bounds))
+        self.replays += 1
+        used = torch.arange(kept.token_ids.shape[1], device=kept.token_ids.device) < kept.num_drafts.unsqueeze(1)
+        same = torch.equal(again.num_drafts, kept.num_drafts)
+        self.different += not (same and torch.equal(again.token_ids[used], kept.token_ids[used]))
+        return kept
+
+    def repeat(self, context: ProposeContext) -> Draft:
+        """The drafts of a static context."""
+        return self.inner.propose(context)
+
+
+class _Captured(_Static):
+    """The same, captured in a graph once and replayed in later steps."""
+
+    def __init__(self, inner: Proposer) -> None:
+        super().__init__(inner)
+        self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, ProposeContext, Draft]] = {}
+
+    def repeat(self, context: ProposeContext) -> Draft:
         key = tuple((name, tuple(tensor.shape)) for name, tensor in _tensors(context))
         if key not in self._graphs:
             self._graphs[key] = self._capture(context)
@@ -254,12 +286,7 @@ class _Captured(Wrapper):
                 mine.copy_(theirs)
         graph.replay()
         torch.cuda.synchronize()
-        self.replays += 1
-        used = torch.arange(most, device=draft.token_ids.device) < draft.num_drafts.unsqueeze(1)
-        same = torch.equal(result.num_drafts, draft.num_drafts)
-        same = same and torch.equal(result.token_ids[used], draft.token_ids[used])
-        self.different += not same
-        return draft
+        return result
 
     def _capture(self, context: ProposeContext) -> tuple[torch.cuda.CUDAGraph, ProposeContext, Draft]:
         held = _map_tensors(context, torch.clone)
@@ -274,14 +301,43 @@ class _Captured(Wrapper):
         return graph, held, result
 
 
+def check_static_context(subject: Subject) -> None:
+    """With lengths known to the device alone, a decoding step gets the drafts that it gets otherwise."""
+    _check_again(subject, _Static)
+
+
+def check_run_ahead(subject: Subject, deterministic: bool) -> None:
+    """Decoding with the host one step behind, as in a graph but call by call, changes no token and no counter.
+
+    deterministic: equal calls bring equal drafts, so that counters can be compared.
+    """
+    sampling = [greedy(count) for count in (24, 9, 17, 1)]
+    prompts = [*PROMPTS[: len(sampling)]]
+    expected = subject.engine().generate(prompts, sampling)
+    engine = dataclasses.replace(subject, backend_options={"run_ahead": True}).engine()
+    outputs = engine.generate(prompts, sampling)
+    assert_same(subject.plain(prompts, sampling), outputs)
+    for before, after in zip(expected, outputs, strict=True):
+        counts = [(one.rounds, one.drafted, one.accepted) for one in (before, after)]
+        assert counts[0] == counts[1] or not deterministic, (
+            f"rounds, drafted and accepted were {counts[0]}, ahead of the host {counts[1]}"
+        )
+    assert_idle(engine)
+
+
 def check_graph_capture(subject: Subject) -> None:
     """On a GPU: `propose` of a decoding step can be captured, and a replay drafts what a call drafts."""
-    engine = dataclasses.replace(subject, backend="cuda").engine(_Captured)
+    _check_again(dataclasses.replace(subject, backend="cuda"), _Captured)
+
+
+def _check_again(subject: Subject, wrap: type[_Static]) -> None:
+    engine = subject.engine(wrap)
     engine.generate(PROMPTS, greedy(24))
-    captured = engine.proposer
-    assert isinstance(captured, _Captured)
-    assert captured.replays, "no step could be replayed: the check is not what it says"
-    assert not captured.different, f"{captured.different} of {captured.replays} replays drafted something else"
+    engine.generate(PROMPTS[:1], greedy(24))  # a lone request is where a length from the host is most tempting
+    asked = engine.proposer
+    assert isinstance(asked, wrap)
+    assert asked.replays, "no step could be asked again: the check is not what it says"
+    assert not asked.different, f"{asked.different} of {asked.replays} static contexts got other drafts"
 
 
 def _tensors(context: ProposeContext) -> Iterator[tuple[str, torch.Tensor]]:

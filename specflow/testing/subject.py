@@ -45,6 +45,7 @@ class Subject:
     backend: str = "cpu"
     num_drafts: int = 3  # K where a check needs only one
     sizes: Mapping[str, Any] = field(default_factory=dict)  # scheduler options that the proposer needs
+    backend_options: Mapping[str, Any] = field(default_factory=dict)
 
     def engine(
         self,
@@ -70,9 +71,9 @@ class Subject:
 
         It does not depend on the proposer, so it is computed once per process and shared by all subjects.
         """
-        key = repr((self.target, self.backend, prompts, sampling, sampler))
+        key = repr((self.target, self.backend, self.backend_options, prompts, sampling, sampler))
         if key not in _PLAIN:
-            place = repr((self.target, self.backend, sampler))
+            place = repr((self.target, self.backend, self.backend_options, sampler))
             if place not in _PLAIN_ENGINES:
                 sizes = {**_SIZES, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
                 _PLAIN_ENGINES[place] = self._engine(None, installed().get(Kind.SAMPLER, sampler).build({}), sizes)
@@ -87,7 +88,7 @@ class Subject:
             proposer,
             sampler,
             known.get(Kind.SCHEDULER, "continuous").build(scheduler),
-            known.get(Kind.BACKEND, self.backend).build({}),
+            known.get(Kind.BACKEND, self.backend).build(self.backend_options),
         )
 
 

@@ -39,7 +39,6 @@ class ProposerConformance:
     must_draft: bool = True  # False: it may have nothing to say about the kit's prompts
     deterministic: bool = True  # False: the same calls may bring other drafts (chance, time)
     drafts_follow_the_text: bool = True  # False: drafts depend on more, as where the prompt ends, or other requests
-    graph_safe: bool = False  # True: `propose` can be captured in a CUDA graph
 
     def make_proposer(self, num_speculative_tokens: int) -> Proposer:
         """A fresh, unloaded proposer with that many drafts per round."""
@@ -146,14 +145,28 @@ class ProposerConformance:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     def test_graph_capture_on_a_gpu(self) -> None:
         """See `check_graph_capture`."""
-        if not self.graph_safe:
-            pytest.skip("graph_safe = False")
+        self._needs_graph_safety()
         device_rules.check_graph_capture(self.subject)
+
+    def test_the_host_a_step_behind(self) -> None:
+        """See `check_run_ahead`."""
+        device_rules.check_run_ahead(self.subject, self.deterministic)
+
+    def test_static_context(self) -> None:
+        """See `check_static_context`."""
+        self._needs_graph_safety()
+        device_rules.check_static_context(self.subject)
 
     # -- what a check needs ----------------------------------------------------------------------------------------
     def _needs_a_name(self) -> None:
         if not self.proposer:
             pytest.skip("not registered: `proposer` is empty")
+
+    def _needs_graph_safety(self) -> None:
+        engine = self.subject.engine()
+        assert engine.proposer is not None
+        if not engine.proposer.requirements().graph_safe:
+            pytest.skip("does not declare Requirements.graph_safe")
 
     def _needs_a_device_method(self) -> None:
         engine = self.subject.engine()

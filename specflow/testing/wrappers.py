@@ -9,7 +9,7 @@ import torch
 
 from specflow.core.draft import Draft
 from specflow.core.limits import EngineLimits
-from specflow.proposers.base import ProposeContext, Proposer, Requirements
+from specflow.proposers.base import PassCost, ProposeContext, Proposer, Requirements
 
 if TYPE_CHECKING:
     from specflow.backends.base import Backend
@@ -40,12 +40,16 @@ class Wrapper(Proposer):
         self.inner.load(target, backend)
 
     def requirements(self) -> Requirements:
-        """See `Proposer.requirements`."""
-        return self.inner.requirements()
+        """See `Proposer.requirements`. Never inside a graph, where there would be nothing to see or change."""
+        return dataclasses.replace(self.inner.requirements(), graph_safe=False)
 
     def attach(self, target: "Target", limits: EngineLimits) -> None:
         """See `Proposer.attach`."""
         self.inner.attach(target, limits)
+
+    def calibrate(self, costs: Sequence[PassCost]) -> None:
+        """See `Proposer.calibrate`."""
+        self.inner.calibrate(costs)
 
     def start(self, request_id: str, slot: int, prompt: Sequence[int]) -> None:
         """See `Proposer.start`."""

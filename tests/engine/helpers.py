@@ -23,16 +23,21 @@ PROMPTS: list[list[int]] = [[5, 9, 17, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48],
 
 
 def make_engine(
-    folder: Path, proposer: Proposer | None = None, sampler: Sampler | None = None, **scheduler: Any
+    folder: Path,
+    proposer: Proposer | None = None,
+    sampler: Sampler | None = None,
+    *,
+    run_ahead: bool = False,
+    **scheduler: Any,
 ) -> Engine:
-    """An engine on a saved model; scheduler options by name."""
+    """An engine on a saved model; scheduler options by name. run_ahead: see `CpuOptions`."""
     options = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 4, "max_model_len": 128, **scheduler}
     return Engine(
         HfTarget(HfOptions(path=str(folder), dtype="float32", prove=False)),
         proposer,
         sampler or StandardSampler(StandardOptions()),
         ContinuousScheduler(ContinuousOptions(**options)),
-        CpuBackend(CpuOptions()),
+        CpuBackend(CpuOptions(run_ahead=run_ahead)),
     )
 
 

@@ -40,3 +40,24 @@ def test_engine_emits_the_torch_paths_tokens(tmp_path: Path) -> None:
     assert_same(found, plain.generate(prompts, sampling, request_ids=names))
     assert all(output.accepted == output.drafted for output in found)
     assert any(output.drafted for output in found)
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_drafting_passes_of_several_requests(tmp_path: Path, run_ahead: bool) -> None:
+    """Passes of one token per request, as on a GPU: each goes where it belongs, so the twin is always right."""
+    folder = tiny_llama(tmp_path, layers=1)
+    twin = DraftModelProposer(DraftModelOptions(path=str(folder), num_speculative_tokens=3))
+    scheduler = ContinuousScheduler(
+        ContinuousOptions(max_num_seqs=3, max_num_batched_tokens=32, block_size=4, max_model_len=32)
+    )
+    engine = Engine(
+        HfTarget(HfOptions(path=str(folder), dtype="float32", prove=False, attention="triton")),
+        twin,
+        StandardSampler(StandardOptions(kernels="torch")),
+        scheduler,
+        CpuBackend(CpuOptions(run_ahead=run_ahead)),
+    )
+    twin._pages.steps = None  # the kernels written for a CPU alone
+    prompts, sampling = [[5, 9, 17, 3], [7], [11, 12, 13, 14, 15, 16]], SamplingParams(max_tokens=9, ignore_eos=True)
+    outputs = engine.generate(prompts, sampling)
+    assert [(output.rounds, output.drafted, output.accepted) for output in outputs] == [(2, 6, 6)] * 3

@@ -1,12 +1,14 @@
 """What the engine tells a proposer about the requests it has drafted for."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specflow.core.sampling_params import SamplingParams
+from specflow.proposers.base import PassCost, Requirements
 from specflow.testing.proposers import OracleProposer
 from tests.engine.helpers import PROMPTS, make_engine, plain
 
@@ -80,3 +82,37 @@ def test_an_abort_brings_what_there_is(llama_folder: Path, texts: dict[str, list
     assert len(output.token_ids) < 40
     assert ("b", [*output.prompt_ids, *output.token_ids]) in [(name, ids) for name, ids, _ in witness.ends]
     assert not witness.slots
+
+
+class Calibrated(OracleProposer):
+    """Asks what passes of the target cost."""
+
+    told: Sequence[PassCost] | None = None
+
+    def requirements(self) -> Requirements:
+        return replace(super().requirements(), pass_costs=True)
+
+    def calibrate(self, costs: Sequence[PassCost]) -> None:
+        assert self.told is None
+        self.told = costs
+
+
+def test_a_proposer_that_asks_is_told_what_passes_cost(llama_folder: Path, texts: dict[str, list[int]]) -> None:
+    """Of one request, up to what all with all drafts need, and of several; and the measuring leaves no trace."""
+    proposer = Calibrated(texts, num_speculative_tokens=4)
+    engine = make_engine(llama_folder, proposer, max_num_seqs=3)
+    assert proposer.told is not None
+    alone = [(1, tokens) for tokens in (1, 2, 4, 8, 15)]
+    together = [(3, 3 * tokens) for tokens in (1, 2, 4, 5)]
+    assert [(cost.requests, cost.tokens) for cost in proposer.told] == alone + together
+    assert all(0 < cost.seconds < 10 for cost in proposer.told)
+    outputs = engine.generate(PROMPTS, GREEDY, request_ids=NAMES)
+    assert {name: [*out.prompt_ids, *out.token_ids] for name, out in zip(NAMES, outputs, strict=True)} == texts
+
+
+def test_where_steps_have_fixed_shapes_drafts_cost_nothing(llama_folder: Path, texts: dict[str, list[int]]) -> None:
+    proposer = Calibrated(texts, num_speculative_tokens=4)
+    engine = make_engine(llama_folder, proposer, run_ahead=True)
+    assert proposer.told is not None
+    assert engine.loop is not None
+    assert [(cost.requests, cost.tokens) for cost in proposer.told] == [(1, 5)]

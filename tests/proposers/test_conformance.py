@@ -64,16 +64,6 @@ def bigrams(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-class UploadsPlans(ProposerConformance):
-    """These upload what the host has planned from pageable memory, for which CUDA waits; to be mended."""
-
-    @pytest.mark.xfail(torch.cuda.is_available(), reason="uploads from pageable memory", strict=True)
-    def test_no_host_read_on_a_gpu(self) -> None:
-        if not torch.cuda.is_available():
-            pytest.skip("needs a GPU")
-        super().test_no_host_read_on_a_gpu()
-
-
 class TestNgram(ProposerConformance):
     proposer = "ngram"
     options = LOOKUP
@@ -84,7 +74,6 @@ class TestNgramGpu(ProposerConformance):
     proposer = "ngram_gpu"
     options = LOOKUP
     invalid_options = ({"prompt_lookup_max": 0}, {"kernels": "fast"})
-    graph_safe = True
 
 
 class TestSuffix(ProposerConformance):
@@ -100,7 +89,7 @@ class TestSuffixOfItsOwnText(ProposerConformance):
     options = MappingProxyType({"suffix_decoding_max_cached_requests": 0})
 
 
-class TestDraftModel(UploadsPlans):
+class TestDraftModel(ProposerConformance):
     proposer = "draft_model"
     invalid_options = ({"draft_sample_method": "best"},)
 
@@ -115,7 +104,7 @@ class TestSampledDraftModel(TestDraftModel):
         self.options = {"path": str(drafter), "draft_sample_method": "probabilistic"}
 
 
-class TestPard(UploadsPlans):
+class TestPard(ProposerConformance):
     proposer = "pard"
 
     @pytest.fixture(autouse=True)
@@ -123,7 +112,7 @@ class TestPard(UploadsPlans):
         self.options = {"path": str(parallel_drafter), "draft_sample_method": "probabilistic"}
 
 
-class TestEagle3(UploadsPlans):
+class TestEagle3(ProposerConformance):
     proposer = "eagle3"
 
     @pytest.fixture(autouse=True)
@@ -131,7 +120,7 @@ class TestEagle3(UploadsPlans):
         self.options = {"path": str(eagle3_head), "draft_sample_method": "probabilistic"}
 
 
-class TestDFlash(UploadsPlans):
+class TestDFlash(ProposerConformance):
     proposer = "dflash"
 
     @pytest.fixture(autouse=True)
@@ -158,7 +147,6 @@ class TestNoise(ProposerConformance):
 
 def test_every_built_in_method_is_here() -> None:
     """A method that is added is tested."""
-    classes = [*ProposerConformance.__subclasses__(), *UploadsPlans.__subclasses__()]
-    tested = {cls.proposer for cls in classes}
+    tested = {cls.proposer for cls in ProposerConformance.__subclasses__()}
     refused = {"extract_hidden_states"}  # vLLM's name for a task; it never drafts
     assert set(load_plugins(only="").components(Kind.PROPOSER)) - refused <= tested

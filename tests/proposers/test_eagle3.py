@@ -3,23 +3,24 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from specflow import Engine
 from specflow.errors import ConfigError, ProposerError
 from specflow.kernels.noise import DRAFT, gumbel_noise
 from specflow.kernels.paged_attention import plan_groups
 from specflow.proposers import eagle3
 from specflow.proposers.base import ProposeContext
-from specflow.proposers.eagle3 import Eagle3Options, Eagle3Proposer
+from specflow.proposers.eagle3 import Eagle3Options
 from specflow.proposers.feature_rows import FeatureRows, feature_rows
+from specflow.zoo.bundle import model_folder
 from tests.heads.eagle3_helpers import VARIANTS, VOCAB, dense, make_head, rotary
 from tests.proposers.eagle3_helpers import PATHS, Eagle3Bench
-from tests.proposers.helpers import MAX_LEN, Row, after, fake_target
+from tests.proposers.helpers import MAX_LEN, Row, after
 
 PROMPT = [5, 9, 200, 17, 33, 8, 90]
 K = 4
@@ -313,8 +314,7 @@ def test_prompt_chunks_beside_sampled_drafts(tmp_path: Path, path: str) -> None:
     assert np.isfinite(draft.logits[1].numpy()).all()
 
 
-def test_a_path_has_to_be_given(llama_folder: Path) -> None:
-    """No head is bundled: the message says how to get one."""
-    target, backend = fake_target(llama_folder, VOCAB), SimpleNamespace(device=torch.device("cpu"))
-    with pytest.raises(ConfigError, match=r"proposer\.path=null.*\n?.*task=train \+proposer=eagle3"):
-        Eagle3Proposer(Eagle3Options()).load(target, backend)  # type: ignore[arg-type]
+def test_without_a_path_the_bundled_head_is_used() -> None:
+    engine = Engine.from_config({"proposer": "eagle3", "backend": "cpu"})
+    about = engine.describe()["proposer"]
+    assert about["head"] == f"{model_folder('eagle3')} (EAGLE-3, 1 layer)"

@@ -14,7 +14,7 @@ from specflow.core.limits import EngineLimits
 from specflow.core.sampling_params import SamplingParams
 from specflow.errors import ConfigError
 from specflow.kernels import triton_choice
-from specflow.proposers.base import ProposeContext
+from specflow.proposers.base import HostView, ProposeContext
 from specflow.proposers.ngram import NgramOptions, NgramProposer
 from specflow.proposers.ngram_gpu import NgramGpuOptions, NgramGpuProposer, scan_width
 from specflow.proposers.prompt_lookup import PromptLookupOptions
@@ -246,6 +246,7 @@ def test_propose_is_captured_and_never_waits(kernels: str) -> None:
     names = ("slots", "num_tokens", "max_drafts", "token_table")
     context = context_of(([1, 2, 3, 1, 2], 4), ([9, 8, 9], 4), width=limits.table_width)
     context = replace(context, **{name: getattr(context, name).to(device) for name in names})
+    context = replace(context, static=True, host=HostView.bounds(2, limits))
     eager = proposer.propose(context)
     assert eager.token_ids.tolist() == [[3, 1, 2, -1], [8, 9, -1, -1]]
     torch.cuda.synchronize()
