@@ -145,7 +145,14 @@ def specflow_schedulers() -> Sequence[Component]:
             "ContinuousScheduler",
             "ContinuousOptions",
             "continuous batching with chunked prefill and pre-emption",
-        )
+        ),
+        _component(
+            "adaptive",
+            "schedulers.adaptive",
+            "AdaptiveScheduler",
+            "AdaptiveOptions",
+            "the same, with as many drafts per request and step as pay",
+        ),
     ]
 
 
@@ -157,6 +164,24 @@ def specflow_backends() -> Sequence[Component]:
         _component("cpu", "backends.cpu", "CpuBackend", "CpuOptions", "the processor"),
         _component("cuda", "backends.cuda", "CudaBackend", "CudaOptions", "one NVIDIA GPU"),
         _component("rocm", "backends.rocm", "RocmBackend", "RocmOptions", "one AMD GPU"),
+    ]
+
+
+@hookimpl
+def specflow_engines() -> Sequence[Component]:
+    """What runs a composition: specflow, or another project to compare with."""
+    return [
+        _component("specflow", "peers.base", "SpecflowEngine", "SpecflowEngineOptions", "specflow's own engine"),
+        _component(
+            "transformers",
+            "peers.transformers_engine",
+            "TransformersEngine",
+            "TransformersOptions",
+            "Hugging Face's generate, one request at a time",
+        ),
+        _component(
+            "vllm", "peers.vllm_engine", "VllmEngine", "peers.vllm_options:VllmOptions", "an installed vLLM, offline"
+        ),
     ]
 
 
@@ -177,6 +202,9 @@ def specflow_workloads() -> Sequence[Component]:
             "beginnings of Python source, to train heads of the bundled model",
         ),
         _component("jsonl", "workloads.jsonl", "JsonlWorkload", "JsonlOptions", "a file of prompts or conversations"),
+        _component(
+            "random", "workloads.random_tokens", "RandomWorkload", "RandomOptions", "random token ids of given lengths"
+        ),
         _benchmark("gsm8k", "Gsm8kWorkload", "grade-school mathematics"),
         _benchmark("math500", "Math500Workload", "competition mathematics"),
         _benchmark("humaneval", "HumanEvalWorkload", "Python functions to complete"),
@@ -194,12 +222,25 @@ def specflow_tasks() -> Sequence[Component]:
         _component("bench", "tasks.bench", "BenchTask", "BenchOptions", "compare the proposer with plain decoding"),
         _component("generate", "tasks.generate", "GenerateTask", "GenerateOptions", "print answers to given prompts"),
         _component("verify", "tasks.verify", "VerifyTask", "VerifyOptions", "prove the composition lossless"),
+        _component("profile", "tasks.profile", "ProfileTask", "ProfileOptions", "time the parts of a decode step"),
         _component(
             "train",
             "tasks.train",
             "TrainTask",
             "training.train_options:TrainOptions",
             "train a drafting head for the target",
+        ),
+        _component(
+            "tune",
+            "tuning.task",
+            "TuneTask",
+            "tuning.options:TuneOptions",
+            "find the fastest method and length for a target and prompts",
+        ),
+        _component("report", "tasks.report", "ReportTask", "ReportOptions", "finished runs on one page"),
+        _component("compare", "tasks.compare", "CompareTask", "CompareOptions", "how two finished runs differ"),
+        _component(
+            "export", "tasks.export", "ExportTask", "ExportOptions", "the composition as a command of `vllm serve`"
         ),
         _component("extract", "tasks.extract", "ExtractTask", "ExtractOptions", "save the target's hidden states"),
         _component("plugins", "tasks.plugins", "PluginsTask", "PluginsOptions", "list every component and plugin"),

@@ -15,6 +15,7 @@ class Kind(StrEnum):
     SAMPLER = "sampler"
     SCHEDULER = "scheduler"
     BACKEND = "backend"
+    ENGINE = "engine"
     WORKLOAD = "workload"
     TASK = "task"
     TRACKING = "tracking"

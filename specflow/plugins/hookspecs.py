@@ -59,6 +59,11 @@ def specflow_backends() -> Sequence[Component]:  # type: ignore[empty-body]
 
 
 @hookspec
+def specflow_engines() -> Sequence[Component]:  # type: ignore[empty-body]
+    """Engines that `task=bench` can run a composition on: factories of `specflow.peers.base.DecodingEngine`."""
+
+
+@hookspec
 def specflow_workloads() -> Sequence[Component]:  # type: ignore[empty-body]
     """Prompt sets: factories of `specflow.workloads.base.Workload`."""
 

@@ -30,6 +30,7 @@ COMPONENT_HOOKS: Mapping[str, Kind | str] = {
     "specflow_samplers": Kind.SAMPLER,
     "specflow_schedulers": Kind.SCHEDULER,
     "specflow_backends": Kind.BACKEND,
+    "specflow_engines": Kind.ENGINE,
     "specflow_workloads": Kind.WORKLOAD,
     "specflow_tasks": Kind.TASK,
     "specflow_trackers": Kind.TRACKING,
@@ -141,7 +142,7 @@ class Registry:
             return matches[0]
         names = self.components(kind)
         text = f"{kind}={name}: there is no {kind} of this name.{did_you_mean(name, names)}"
-        raise ConfigError("\n".join([f"{text} Valid: {valid_names(name, names)}.", *self.failures()]))
+        raise ConfigError("\n".join([f"{text} Valid: {valid_names(name, names)}.", *self.remedies(name)]))
 
     def _of_kind(self, kind: Kind | str) -> list[RegisteredComponent]:
         return [item for entry in self._plugins for item in entry.components if item.kind is kind]
@@ -175,9 +176,14 @@ class Registry:
         """Everything wrong with the installed plugins, name clashes included."""
         return [*self._load_problems, *self._clashes()]
 
-    def failures(self) -> list[str]:
-        """One sentence per failed plugin, for an error about a name that such a plugin might have provided."""
-        return [f"A plugin that may provide it failed: {problem}" for problem in self._load_problems if problem.failed]
+    def remedies(self, name: str) -> list[str]:
+        """What to do about a name that no plugin provides: one sentence per plugin that failed; where none did, the
+        package that would bring it by the usual naming, that of `task=new-plugin`."""
+        failed = [problem for problem in self._load_problems if problem.failed]
+        if failed or not name.isidentifier():
+            return [f"A plugin that may provide it failed: {problem}" for problem in failed]
+        package = f"specflow-{name.lower().replace('_', '-')}"
+        return [f"A part from a package of its own needs that package, usually: pip install {package}"]
 
     def _clashes(self) -> list[Problem]:
         taken: dict[tuple[str, str], list[RegisteredComponent]] = {}
@@ -214,6 +220,22 @@ class Registry:
         self._listeners.pop(id(listener), None)
         if self._manager.is_registered(listener):
             self._manager.unregister(listener)
+
+    @contextmanager
+    def listeners_set_aside(self) -> Iterator[list[Any]]:
+        """For runs within a run, which have listeners of their own: those of now hear nothing inside the block.
+
+        Yields them, in the order of their registration.
+        """
+        named = self._manager.list_name_plugin()
+        aside = [(plugin, name) for name, plugin in named if plugin is not None and id(plugin) in self._listeners]
+        for plugin, _ in aside:
+            self._manager.unregister(plugin)
+        try:
+            yield [plugin for plugin, _ in aside]
+        finally:
+            for plugin, name in aside:
+                self._manager.register(plugin, name=name)
 
     def _source_of(self, plugin: Any) -> Source:
         known = {id(entry.plugin): entry.source for entry in self._plugins} | self._listeners

@@ -14,6 +14,7 @@ How to call it (DFlash, EAGLE-3, …):
 the label x_j is taught by row j - 1. Leave out rows without a label beforehand: they cost as much as the others.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-LossKind = Literal["kl", "ce"]
+LossKind = Literal["kl", "ce", "tv"]
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,11 @@ def chunked_loss(
     teacher: Teacher,
     weights: Tensor,
     *,
-    kind: LossKind = "kl",
+    kind: LossKind | Mapping[LossKind, float] = "kl",
     ids: Tensor | None = None,
     labels: Tensor | None = None,
     softcap: float | None = None,
+    added: tuple[Tensor, Tensor] | None = None,
     chunk_values: int = 1 << 25,
 ) -> ChunkedLoss:
     """Loss of students that predict the same N distributions as a teacher.
@@ -62,92 +64,127 @@ def chunked_loss(
         (the steps of an unrolled head) share the teacher's logits.
     head: [V', E]. Trained when it is a parameter (`requires_grad`), frozen otherwise.
     weights: [N, S] or [N] float; rows of weight 0 count for nothing, but their measures are returned.
-    kind: kl = divergence from the teacher, ce = cross-entropy of the label.
+    kind: kl = divergence from the teacher, ce = cross-entropy of the label, tv = the total variation distance
+        1 - sum_v min(p, q); or a weight for each of several.
     ids: [V'] int64 ascending, ids that the head's rows stand for; None = all of the target's. With a subset, kl is the
         divergence from the teacher restricted to it, times the mass it has there, so that what the head cannot say
         neither teaches nor counts; ce leaves out labels that are not in it. `acceptance` and `hits` take the full p.
     labels: [N] int64 target ids for ce and for `hits`; None = the teacher's most likely id.
     softcap: of the student's logits.
+    added: states [N, S, r] or [N, r] and a matrix [V', r], whose product is added to the logits behind the soft cap.
     chunk_values: most logits of one chunk, teacher's or student's.
 
     Under autocast the products run in its type and everything after them in float32. The shapes [N, S] of the result
-    keep S = 1. Gradients reach `states` and `head`.
+    keep S = 1. Gradients reach `states`, `head` and both of `added`.
     """
     if states.dim() == 2:
         states = states.unsqueeze(1)
     weights = (weights.unsqueeze(1) if weights.dim() == 1 else weights).expand(states.shape[:2])
     kind_of_device = states.device.type
     product = torch.get_autocast_dtype(kind_of_device) if torch.is_autocast_enabled(kind_of_device) else None
-    wanted = (torch.is_grad_enabled() and states.requires_grad, torch.is_grad_enabled() and head.requires_grad)
+    terms = [states, head]
+    if added is not None:
+        terms += [added[0].unsqueeze(1) if added[0].dim() == 2 else added[0], added[1]]
+    wanted = tuple(torch.is_grad_enabled() and term.requires_grad for term in terms)
     rows = max(1, chunk_values // max(len(teacher.head), states.shape[1] * len(head)))
-    plan = _Plan(teacher, kind, ids, labels, softcap, product, wanted, rows)
-    return ChunkedLoss(*_Loss.apply(states, head, weights.float(), plan))
+    kinds = {kind: 1.0} if isinstance(kind, str) else dict(kind)
+    plan = _Plan(teacher, kinds, ids, labels, softcap, product, wanted, rows)
+    return ChunkedLoss(*_Loss.apply(plan, weights.float(), *terms))
 
 
 @dataclass(frozen=True)
 class _Plan:
     teacher: Teacher
-    kind: LossKind
+    kinds: Mapping[LossKind, float]
     ids: Tensor | None
     labels: Tensor | None
     softcap: float | None
     product: torch.dtype | None  # type of matrix products; None = that of the states
-    wanted: tuple[bool, bool]  # gradients of states, of head
+    wanted: tuple[bool, ...]  # which of states, head and both of `added` get a gradient
     rows: int  # of the teacher, per chunk
+
+
+class _Product:
+    """states @ matrix.T a chunk at a time, and what comes back of it."""
+
+    def __init__(
+        self, states: Tensor, matrix: Tensor, wants_states: bool, wants_matrix: bool, product: torch.dtype
+    ) -> None:
+        """What gets a gradient, and the type of the matrix products."""
+        self._states, self._matrix, self._dtype = states.detach(), matrix.detach().to(product), matrix.dtype
+        self.of_states = torch.zeros_like(states) if wants_states else None
+        self._of_matrix = torch.zeros_like(matrix, dtype=torch.float32) if wants_matrix else None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything of it has a gradient."""
+        return self.of_states is not None or self._of_matrix is not None
+
+    @property
+    def of_matrix(self) -> Tensor | None:
+        """Gradient of the matrix."""
+        return None if self._of_matrix is None else self._of_matrix.to(self._dtype)
+
+    def _flat(self, part: slice) -> Tensor:
+        return self._states[part].flatten(0, 1).to(self._matrix.dtype)
+
+    def logits(self, part: slice) -> Tensor:
+        """[n * S, V'] float32."""
+        return (self._flat(part) @ self._matrix.T).float()
+
+    def back(self, part: slice, slopes: Tensor) -> None:
+        """Take slopes [n * S, V'] of the logits."""
+        slopes = slopes.to(self._matrix.dtype)
+        if self.of_states is not None:
+            self.of_states[part] = (slopes @ self._matrix).view_as(self.of_states[part]).to(self.of_states.dtype)
+        if self._of_matrix is not None:
+            self._of_matrix += (slopes.T @ self._flat(part)).float()
 
 
 class _Loss(torch.autograd.Function):
     """Values and gradients in one pass over the chunks."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, head: Tensor, weights: Tensor, plan: _Plan) -> tuple[Tensor, ...]:
-        """See `chunked_loss`."""
-        with torch.autocast(states.device.type, enabled=False):
-            return _run(ctx, states, head, weights, plan)
+    def forward(ctx: Any, plan: _Plan, weights: Tensor, *terms: Tensor) -> tuple[Tensor, ...]:
+        """See `chunked_loss`; terms: states, head, and both of `added` where there is something added."""
+        product = plan.product or terms[0].dtype
+        with torch.autocast(terms[0].device.type, enabled=False):
+            pairs = zip(terms[::2], terms[1::2], plan.wanted[::2], plan.wanted[1::2], strict=True)
+            products = [_Product(*pair, product) for pair in pairs]
+            return _run(ctx, plan, weights, products)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         """Gradients kept by forward, times that of the total."""
-        of_states, of_head = ctx.gradients
-        return (
-            None if of_states is None else of_states * grad_total.to(of_states.dtype),
-            None if of_head is None else of_head * grad_total.to(of_head.dtype),
-            None,
-            None,
-        )
+        return None, None, *(None if kept is None else kept * grad_total.to(kept.dtype) for kept in ctx.gradients)
 
 
-def _run(ctx: Any, states: Tensor, head: Tensor, weights: Tensor, plan: _Plan) -> tuple[Tensor, ...]:
-    count, students, width = states.shape
-    product = plan.product or states.dtype
-    matrix = head.detach().to(product)
-    of_states = torch.zeros_like(states) if plan.wanted[0] else None
-    of_head = torch.zeros_like(head, dtype=torch.float32) if plan.wanted[1] else None
-    measured = [torch.zeros(count, students, device=states.device) for _ in range(2)]
-    hits = torch.zeros(count, students, dtype=torch.bool, device=states.device)
-    entropy = torch.zeros(count, device=states.device)
+def _run(ctx: Any, plan: _Plan, weights: Tensor, products: Sequence[_Product]) -> tuple[Tensor, ...]:
+    count, students = weights.shape
+    measured = [torch.zeros(count, students, device=weights.device) for _ in range(2)]
+    hits = torch.zeros(count, students, dtype=torch.bool, device=weights.device)
+    entropy = torch.zeros(count, device=weights.device)
     for first in range(0, count, plan.rows):
         part = slice(first, first + plan.rows)
         expected = _expected(plan, part)
         entropy[part] = expected.entropy
-        flat = states.detach()[part].reshape(-1, width).to(product)
-        logits = (flat @ matrix.T).float()
+        logits = products[0].logits(part)
         damping = None
         if plan.softcap is not None:
             logits = plan.softcap * torch.tanh(logits / plan.softcap)
             damping = 1 - (logits / plan.softcap) ** 2
-        losses, hit, acceptance, slopes = _compare(logits.view(-1, students, len(head)), expected, plan.kind)
+        for product in products[1:]:
+            logits += product.logits(part)
+        losses, hit, acceptance, slopes = _compare(logits.view(-1, students, logits.shape[1]), expected, plan.kinds)
         measured[0][part], hits[part], measured[1][part] = losses, hit, acceptance
-        if of_states is None and of_head is None:
+        if not any(product.wanted for product in products):
             continue
         slopes = slopes.mul_(weights[part].unsqueeze(-1)).flatten(0, 1)
-        slopes = (slopes if damping is None else slopes.mul_(damping)).to(product)
-        if of_states is not None:
-            of_states[part] = (slopes @ matrix).view(-1, students, width).to(of_states.dtype)
-        if of_head is not None:
-            of_head += (slopes.T @ flat).float()
-    ctx.gradients = (of_states, None if of_head is None else of_head.to(head.dtype))
+        for product in products[1:]:
+            product.back(part, slopes)
+        products[0].back(part, slopes if damping is None else slopes.mul_(damping))
+    ctx.gradients = [gradient for product in products for gradient in (product.of_states, product.of_matrix)]
     total = (measured[0] * weights).sum()
     ctx.mark_non_differentiable(measured[0], hits, measured[1], entropy)
     return total, measured[0], hits, measured[1], entropy
@@ -184,7 +221,9 @@ def _expected(plan: _Plan, part: slice) -> _Expected:
     return _Expected(part_law, mass, own, entropy, column, plan.ids[column] == label)
 
 
-def _compare(logits: Tensor, expected: _Expected, kind: LossKind) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compare(
+    logits: Tensor, expected: _Expected, kinds: Mapping[LossKind, float]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Losses, hits and acceptance, [n, S] each, and d loss / d logits [n, S, V'] for student logits [n, S, V']."""
     sayable = expected.sayable.unsqueeze(1)
     label = expected.label.unsqueeze(1)
@@ -193,11 +232,21 @@ def _compare(logits: Tensor, expected: _Expected, kind: LossKind) -> tuple[Tenso
     student = log_student.exp()
     law = expected.law.unsqueeze(1)
     acceptance = torch.minimum(law, student).sum(-1)
-    if kind == "ce":
-        column = label.unsqueeze(-1).expand(-1, logits.shape[1], 1)
-        losses = -log_student.gather(-1, column).squeeze(-1) * sayable
-        slopes = student.scatter_add_(-1, column, torch.full_like(column, -1, dtype=student.dtype))
-        return losses, hits, acceptance, slopes.mul_(sayable.unsqueeze(-1))
-    losses = expected.own.unsqueeze(1) - (law * log_student).sum(-1)  # mass * KL(law / mass || student)
-    slopes = student.mul_(expected.mass[:, None, None]).sub_(law)
+    losses, slopes = torch.zeros_like(acceptance), None
+    for kind, weight in kinds.items():
+        if kind == "ce":
+            column = label.unsqueeze(-1).expand(-1, logits.shape[1], 1)
+            loss = -log_student.gather(-1, column).squeeze(-1) * sayable
+            slope = student.scatter_add(-1, column, torch.full_like(column, -1, dtype=student.dtype))
+            slope.mul_(sayable.unsqueeze(-1))
+        elif kind == "tv":
+            short = student * (student < law)  # more of these ids would be accepted
+            loss = 1 - acceptance
+            slope = (student * short.sum(-1, keepdim=True)).sub_(short)
+        else:
+            loss = expected.own.unsqueeze(1) - (law * log_student).sum(-1)  # mass * KL(law / mass || student)
+            slope = (student * expected.mass[:, None, None]).sub_(law)
+        losses.add_(loss, alpha=weight)
+        slopes = slope.mul_(weight) if slopes is None else slopes.add_(slope, alpha=weight)
+    assert slopes is not None, "a loss of no kind"
     return losses, hits, acceptance, slopes

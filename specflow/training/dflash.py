@@ -1,5 +1,6 @@
 """Training a DFlash head on blocks at random anchors (Chen et al. 2026, arXiv 2602.06036)."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +25,14 @@ _LONG_CONTEXT = 8192  # positions from which on the default rotary base is the l
 
 
 @dataclass(frozen=True, kw_only=True)
-class DFlashTrainingOptions:
-    """Options of the head `dflash`. Raises `ConfigError` when a value is out of range."""
+class BlockTrainingOptions:
+    """Options of every head that is a block. Raises `ConfigError` when a value is out of range."""
 
     num_layers: int = 3  # decoder layers of the head
     block_size: int = 8  # rows of a block, the anchor included
     sample_from_anchor: bool = False  # False: row j says the token at its place (z-lab); True: the one behind it
     num_anchors: int = 512  # blocks per pack, at most
-    loss: LossKind = "kl"  # kl = the target's distribution; ce = the token of the text
     gamma: float | None = None  # draft j weighs exp(-j / gamma); None = 7 for blocks of 16 rows and more, else 4
-    pace: float | None = None  # weights by what hangs on each draft instead (D-PACE), with this alpha; needs loss ce
     capture_layers: tuple[int, ...] | None = None  # target layers to read, from 0; None = spread, 3 at least
     mask_token_id: int | None = None  # None = the tokenizer's mask token, or an unused row of the embedding
     sliding_window: int | None = None  # keys that all layers but the last see; None = all
@@ -51,36 +50,59 @@ class DFlashTrainingOptions:
             _require(value is None or value >= 1, key, value, "1 or more")
         least = 1 if self.sample_from_anchor else 2
         _require(self.block_size >= least, "block_size", self.block_size, f"{least} or more")
-        _require(self.loss in get_args(LossKind), "loss", self.loss, "ce or kl")
         for key in ("gamma", "rope_theta"):
             value = getattr(self, key)
             _require(value is None or value > 0, key, value, "above 0")
-        _require(self.pace is None or 0 <= self.pace < 1, "pace", self.pace, "at least 0 and below 1")
-        _require(self.pace is None or self.loss == "ce", "pace", self.pace, "null unless loss is ce")
         _require(self.head_dim is None or self.head_dim % 2 == 0, "head_dim", self.head_dim, "even")
 
 
-class DFlashTraining(TrainableHead):
-    """A DFlash head to `task=train`. A head with more than a block overrides `build` and `measure`."""
+@dataclass(frozen=True, kw_only=True)
+class DFlashTrainingOptions(BlockTrainingOptions):
+    """Options of the head `dflash`. Raises `ConfigError` when a value is out of range."""
+
+    loss: LossKind = "kl"  # kl = the target's distribution; ce = the token of the text; tv = 1 - sum min(p, q)
+    pace: float | None = None  # weights by what hangs on each draft instead (D-PACE), with this alpha; needs loss ce
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.loss in get_args(LossKind), "loss", self.loss, "ce, kl or tv")
+        _require(self.pace is None or 0 <= self.pace < 1, "pace", self.pace, "at least 0 and below 1")
+        _require(self.pace is None or self.loss == "ce", "pace", self.pace, "null unless loss is ce")
+
+
+class BlockTraining(TrainableHead):
+    """What all heads that are a block, or stand on one, share: `measure` says what the block's states are to learn.
+
+    A head with more than a block overrides `make_head` with a subclass of `DFlashHead`, and `save`.
+    """
 
     module: DFlashHead
 
-    def __init__(self, options: DFlashTrainingOptions) -> None:
-        self.options = options
+    def __init__(self, options: BlockTrainingOptions) -> None:
+        self.block_options = options
+
+    @abstractmethod
+    def measure(self, batch: TrainBatch, blocks: AnchoredBlocks, states: Tensor) -> LossParts:
+        """Loss and measures of states [N, J, E] after the final norm, those that say the J drafts of N blocks."""
+
+    def make_head(self, config: DFlashConfig) -> DFlashHead:
+        """The module with fresh weights."""
+        head = DFlashHead(config)
+        initialise(head)
+        return head
 
     def build(self, facts: TargetFacts, tables: TokenTables, token_counts: Tensor | None, device: torch.device) -> None:
         """See `TrainableHead.build`. The vocabulary is the target's, so token_counts is not used."""
         config = self.config_for(facts, tables)
-        self.module = DFlashHead(config).to(device)
-        initialise(self.module)
+        self.module = self.make_head(config).to(device)
         self.layers, self.num_speculative_tokens = config.capture_layers, config.max_drafts
-        self._tables = tables
+        self.tables = tables
         positions = facts.max_model_len + config.block_size
         self._rotary = rotary_table(config.shape.rope, positions, device, torch.float32)
 
     def config_for(self, facts: TargetFacts, tables: TokenTables) -> DFlashConfig:
         """The head that these options mean for a target. Raises `ConfigError`."""
-        options, count = self.options, self.options.num_layers
+        options, count = self.block_options, self.block_options.num_layers
         window = options.sliding_window
         last = BlockLayer(causal=options.causal)
         return DFlashConfig(
@@ -99,7 +121,7 @@ class DFlashTraining(TrainableHead):
 
     def loss(self, batch: TrainBatch) -> LossParts:
         """See `TrainableHead.loss`. Draft j of every block that has a label, weighted by its place."""
-        config, options = self.module.config, self.options
+        config, options = self.module.config, self.block_options
         blocks = place_blocks(
             batch, options.num_anchors, config.block_size, sample_from_anchor=config.sample_from_anchor
         )
@@ -113,9 +135,27 @@ class DFlashTraining(TrainableHead):
         keys_values = head.context_keys_values(context, self._rotary.rows(batch.positions))
         ids = torch.full_like(blocks.positions, head.config.mask_token_id)
         ids[:, 0] = batch.token_ids[blocks.anchors]
-        embedded = self._tables.embedding.index_select(0, ids.flatten()).to(head.fc.weight.dtype)
+        embedded = self.tables.embedding.index_select(0, ids.flatten()).to(head.fc.weight.dtype)
         attend = attend_blocks(batch, blocks, rules, keys_values)
         return head(embedded, self._rotary.rows(blocks.positions.flatten()), attend)
+
+    def place_weights(self, counted: Tensor) -> Tensor:
+        """Weights of drafts [N, J] by their place in the block, 0 where they do not count."""
+        options = self.block_options
+        return decayed(counted, options.gamma or (7.0 if options.block_size >= 16 else 4.0))
+
+    def save(self, folder: Path) -> None:
+        """See `TrainableHead.save`: z-lab's format, layout and layer convention spelt out, the target's tables left
+        out."""
+        save_dflash(folder, self.module)
+
+
+class DFlashTraining(BlockTraining):
+    """A DFlash head to `task=train`."""
+
+    def __init__(self, options: DFlashTrainingOptions) -> None:
+        super().__init__(options)
+        self.options = options
 
     def measure(self, batch: TrainBatch, blocks: AnchoredBlocks, states: Tensor) -> LossParts:
         """Loss and measures of states [N, J, E]."""
@@ -123,8 +163,7 @@ class DFlashTraining(TrainableHead):
         kept = counted.flatten().nonzero().squeeze(1)
         flat, labels = states.flatten(0, 1)[kept], blocks.labels.flatten()[kept]
         if options.pace is None:
-            gamma = options.gamma or (7.0 if options.block_size >= 16 else 4.0)
-            weights = decayed(counted, gamma)
+            weights = self.place_weights(counted)
         else:
             with torch.no_grad():
                 plain = self.compare(batch, flat, labels, torch.ones_like(labels, dtype=torch.float32)).losses
@@ -137,17 +176,12 @@ class DFlashTraining(TrainableHead):
     def compare(self, batch: TrainBatch, states: Tensor, labels: Tensor, weights: Tensor) -> ChunkedLoss:
         """Loss of states [M, E] against the target's law of the tokens at rows `labels` [M] of the pack."""
         assert batch.last_hidden is not None
-        softcap = self._tables.logit_softcap
-        teacher = Teacher(batch.last_hidden[labels - 1], self._tables.head, softcap)
+        softcap = self.tables.logit_softcap
+        teacher = Teacher(batch.last_hidden[labels - 1], self.tables.head, softcap)
         ids = batch.token_ids[labels] if self.options.loss == "ce" else None
         return chunked_loss(
-            states, self._tables.head, teacher, weights, kind=self.options.loss, labels=ids, softcap=softcap
+            states, self.tables.head, teacher, weights, kind=self.options.loss, labels=ids, softcap=softcap
         )
-
-    def save(self, folder: Path) -> None:
-        """See `TrainableHead.save`: z-lab's format, layout and layer convention spelt out, the target's tables left
-        out."""
-        save_dflash(folder, self.module)
 
 
 def per_draft(result: ChunkedLoss, drafts: Tensor, count: int) -> Mapping[str, tuple[Tensor, Tensor]]:
@@ -161,7 +195,7 @@ def per_draft(result: ChunkedLoss, drafts: Tensor, count: int) -> Mapping[str, t
     return found
 
 
-def head_shape(options: DFlashTrainingOptions, facts: TargetFacts) -> LayerShape:
+def head_shape(options: BlockTrainingOptions, facts: TargetFacts) -> LayerShape:
     """Sizes of the layers; the residual stream is as wide as the target's, whose tables the head uses."""
     width = facts.hidden_size
     head_dim = options.head_dim or (128 if width >= 2048 else 64 if width >= 256 else 16)
@@ -181,7 +215,7 @@ def head_shape(options: DFlashTrainingOptions, facts: TargetFacts) -> LayerShape
     )
 
 
-def _capture_layers(options: DFlashTrainingOptions, facts: TargetFacts) -> tuple[int, ...]:
+def _capture_layers(options: BlockTrainingOptions, facts: TargetFacts) -> tuple[int, ...]:
     given = options.capture_layers
     if given is None:
         return default_capture_layers(facts.num_layers, max(_FEWEST_CAPTURES, options.num_layers))
@@ -190,7 +224,7 @@ def _capture_layers(options: DFlashTrainingOptions, facts: TargetFacts) -> tuple
     return tuple(given)
 
 
-def _mask_token(options: DFlashTrainingOptions, facts: TargetFacts) -> int:
+def _mask_token(options: BlockTrainingOptions, facts: TargetFacts) -> int:
     """The mask token; an unused row is one past the tokenizer's ids, which no text contains."""
     given = options.mask_token_id
     if given is not None:

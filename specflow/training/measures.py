@@ -19,23 +19,28 @@ class MeasureSums:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._sums: dict[str, Tensor] = {}  # name -> [2] float64: sum, count
+        self._packs: list[tuple[tuple[str, ...], Tensor]] = []  # not yet in them: names, [names * 2]
 
     def add(self, parts: LossParts) -> None:
-        """Count one pack."""
-        self._add(_LOSS, parts.total, parts.weight)
-        for name, (total, count) in parts.measures.items():
-            self._add(name, total, count)
+        """Count one pack: few launches, since dozens of numbers are added up only when they are read."""
+        named = {_LOSS: (parts.total, parts.weight), **parts.measures}
+        numbers = torch.stack([number.detach() for pair in named.values() for number in pair])
+        self._packs.append((tuple(named), numbers.to(self._device)))
 
-    def _add(self, name: str, total: Tensor, count: Tensor) -> None:
-        pair = torch.stack([total.detach().double().to(self._device), count.detach().double().to(self._device)])
-        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+    def _add_up(self) -> None:
+        for names, numbers in self._packs:
+            for name, pair in zip(names, numbers.double().view(-1, 2).unbind(0), strict=True):
+                self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+        self._packs = []
 
     def load(self, sums: Mapping[str, tuple[float, float]]) -> None:
         """Go on from sums that were read before."""
+        self._packs = []
         self._sums = {name: torch.tensor(pair, dtype=torch.float64, device=self._device) for name, pair in sums.items()}
 
     def read(self, processes: Processes) -> dict[str, tuple[float, float]]:
         """The sums over all processes, which must have the same names; waits for the device."""
+        self._add_up()
         names = sorted(self._sums)
         if not names:
             return {}

@@ -67,6 +67,11 @@ class TrainableHead(ABC):
     def save(self, folder: Path) -> None:
         """Write a checkpoint that the proposer of the same name loads: config.json and model.safetensors (bfloat16)."""
 
+    def rate_factors(self) -> dict[str, float]:
+        """Parameters, by their names in `module`, that learn at this multiple of `task.learning_rate`. Tables of which
+        a step sees few rows learn too slowly at the rate of the layers."""
+        return {}
+
     def state(self) -> dict[str, Tensor]:
         """What a resumable checkpoint must hold besides the module's parameters (vocabulary maps)."""
         return {}

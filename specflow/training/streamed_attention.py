@@ -2,7 +2,7 @@
 
 The same sums as `specflow.training.unrolled_attention`, in as many launches as there are steps, not blocks. torch's
 FlexAttention gives the mix over the first step's keys together with its log-sum-exp; a later step adds one key per row,
-so its share is a column: with lse the log-sum-exp of all of them, out = exp(lse_0 - lse) out_0 + sum_s exp(c_s - lse) v_s.
+so its share is a column: with lse the log-sum-exp of all, out = exp(lse_0 - lse) out_0 + sum_s exp(c_s - lse) v_s.
 Scores of all rows and keys never exist.
 """
 
@@ -21,7 +21,8 @@ __all__ = ["StreamedAttention", "visible_blocks"]
 @cache
 def _streamed(compiled: bool) -> Callable[..., Any]:
     """FlexAttention; compiled it is one kernel each way, once per set of shapes."""
-    return torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    attend: Callable[..., Any] = flex_attention
+    return torch.compile(attend, dynamic=False) if compiled else attend
 
 
 def visible_blocks(documents: Tensor) -> BlockMask:
@@ -78,7 +79,7 @@ def _merged(query: Tensor, mixed: Tensor, lse: Tensor, later: list[tuple[Tensor,
     """query and mixed [T, Hq, D], lse [T, Hq] float32 natural, later: keys and values [T, Hkv, 1, D] of each step."""
     if not later:
         return mixed
-    count, heads, size = query.shape
+    count, size = len(query), query.shape[-1]
     keys = torch.cat([key for key, _ in later], 2)  # [T, Hkv, s, D]
     values = torch.cat([value for _, value in later], 2)
     grouped = query.unflatten(1, (keys.shape[1], -1))  # [T, Hkv, g, D]

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ class Trainer:
             )
         self.packs = Packs([len(document) for document in self.documents], options.pack_length, options.seed)
         self.steps = options.steps or math.ceil(self.packs.count(options.epochs) / options.packs_per_step)
-        self._optimizer = _optimizer(options, self.head.module, self.device)
+        self._optimizer = _optimizer(options, self.head, self.device)
         self._sums = MeasureSums(self.device)
         self._lengths = [len(document) for document in self.documents]
         self._restore()
@@ -135,7 +136,7 @@ class Trainer:
         torch._foreach_div_(gradients, weight.clamp(min=1e-12))
         self._gradient_norm = torch.nn.utils.clip_grad_norm_(parameters, self.options.gradient_clip)
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self.options, self.step + 1, self.steps)
+            group["lr"] = learning_rate(self.options, self.step + 1, self.steps) * group.get("factor", 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -236,17 +237,18 @@ def learning_rate(options: TrainOptions, step: int, steps: int) -> float:
     return options.learning_rate * (fraction + (1 - fraction) * (1 + math.cos(math.pi * done)) / 2)
 
 
-def _optimizer(options: TrainOptions, module: torch.nn.Module, device: torch.device) -> torch.optim.AdamW:
+def _optimizer(options: TrainOptions, head: TrainableHead, device: torch.device) -> torch.optim.AdamW:
     """AdamW over the float32 parameters. Raises `ConfigError` for a head with none, or with others."""
-    parameters = [value for value in module.parameters() if value.requires_grad]
+    named = {name: value for name, value in head.module.named_parameters() if value.requires_grad}
+    parameters, factors = list(named.values()), head.rate_factors()
     if not parameters or any(value.dtype != torch.float32 for value in parameters):
         raise ConfigError("a head that is trained needs parameters, and all of them in float32.")
-    matrices = [value for value in parameters if value.dim() >= 2]
-    vectors = [value for value in parameters if value.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": options.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    groups: list[dict[str, Any]] = []
+    for factor in (1.0, *sorted(set(factors.values()) - {1.0})):
+        own = [value for name, value in named.items() if factors.get(name, 1.0) == factor]
+        matrices, vectors = [value for value in own if value.dim() >= 2], [value for value in own if value.dim() < 2]
+        groups.append({"params": matrices, "weight_decay": options.weight_decay, "factor": factor})
+        groups.append({"params": vectors, "weight_decay": 0.0, "factor": factor})
     groups = [group for group in groups if group["params"]]
     betas = (options.beta1, options.beta2)
     return torch.optim.AdamW(groups, lr=options.learning_rate, betas=betas, fused=device.type == "cuda")

@@ -86,6 +86,12 @@ def test_unknown_name_lists_the_nearest_first() -> None:
     assert "draft_model" in valid
 
 
+@pytest.mark.parametrize("words", [["+proposer=some_method"], ["-m", "+proposer=some_method,ngram"]])
+def test_an_unknown_name_says_which_package_would_bring_it(words: list[str], capsys: Any) -> None:
+    assert cli.main(words, load_plugins(only="")) == 2
+    assert "pip install specflow-some-method" in capsys.readouterr().err
+
+
 def test_two_plugins_with_one_name_are_an_error_only_when_it_is_used(site: Path, capsys: Any) -> None:
     write_distribution(site, "alpha-pack", GOOD)
     write_distribution(site, "beta-pack", GOOD, version="2.0")
@@ -300,6 +306,23 @@ def test_a_listener_hears_until_it_is_unregistered() -> None:
     registry.unregister_listener(recorder)
     registry.hooks.specflow_run_finished(event=RunFinished("failed"))
     assert [event.status for event in recorder.finished] == ["finished"]
+
+
+def test_listeners_set_aside_hear_nothing_until_the_block_ends() -> None:
+    """A run within a run has listeners of its own; those of the outer one come back in their order."""
+    first, second, inner = Recorder(), Recorder(), Recorder()
+    registry = listening(first, second)
+    with registry.listeners_set_aside() as aside:
+        assert aside == [first, second]
+        registry.register_listener(inner)
+        registry.hooks.specflow_run_finished(event=RunFinished("finished"))
+        registry.unregister_listener(inner)
+    registry.hooks.specflow_run_finished(event=RunFinished("failed"))
+    assert [[event.status for event in one.finished] for one in (first, second, inner)] == [
+        ["failed"], ["failed"], ["finished"],
+    ]  # fmt: skip
+    with registry.listeners_set_aside() as aside:
+        assert aside == [first, second]
 
 
 def test_a_listener_that_raises_is_named() -> None:

@@ -37,6 +37,8 @@ def dense(
     found = (chosen == label[:, None]).float()
     if kind == "ce":
         losses = -(logq * found[:, None]).sum(-1)
+    elif kind == "tv":
+        losses = 1 - torch.minimum(part[:, None], logq.exp()).sum(-1)
     else:
         each = F.kl_div(logq, (part / mass)[:, None].expand_as(logq), reduction="none").sum(-1)
         losses = mass * each
@@ -46,7 +48,7 @@ def dense(
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("subset", [False, True])
-@pytest.mark.parametrize("kind", ["kl", "ce"])
+@pytest.mark.parametrize("kind", ["kl", "ce", "tv"])
 @pytest.mark.parametrize("chunk_values", [1, 3 * S * V, 1 << 20])
 def test_equals_the_dense_computation(kind: LossKind, subset: bool, softcap: float | None, chunk_values: int) -> None:
     states, head, teacher, weights, ids = case(subset)
@@ -60,6 +62,36 @@ def test_equals_the_dense_computation(kind: LossKind, subset: bool, softcap: flo
     torch.testing.assert_close(result.acceptance, acceptance)
     assert torch.equal(result.hits, hits)
     for ours, theirs in zip(torch.autograd.grad(result.total * 0.5, [states, head]), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_several_kinds_are_weighed() -> None:
+    states, head, teacher, weights, ids = case(True)
+    share: dict[LossKind, float] = {"kl": 0.5, "ce": 0.1, "tv": 1.8}
+    losses = sum(part * dense(states, head, teacher, kind, ids, None)[0] for kind, part in share.items())
+    assert isinstance(losses, Tensor)
+    result = chunked_loss(states, head, teacher, weights, kind=share, ids=ids, chunk_values=1)
+    torch.testing.assert_close(result.losses, losses)
+    expected = torch.autograd.grad((losses * weights).sum(), [states, head])
+    for ours, theirs in zip(torch.autograd.grad(result.total, [states, head]), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_is_added_stands_behind_the_soft_cap(frozen: bool) -> None:
+    states, head, teacher, weights, _ = case(False)
+    head = head.detach() if frozen else head
+    rows = torch.Generator().manual_seed(2)
+    more = torch.randn(N, S, 2, generator=rows, requires_grad=True)
+    matrix = torch.randn(V, 2, generator=rows, requires_grad=True)
+    law = torch.softmax(3 * torch.tanh(teacher.states @ teacher.head.T / 3), -1)
+    logits = 2 * torch.tanh(states @ head.T / 2) + more @ matrix.T
+    losses = F.kl_div(torch.log_softmax(logits, -1), law[:, None].expand_as(logits), reduction="none").sum(-1)
+    trained = [states, more, matrix] if frozen else [states, more, matrix, head]
+    expected = torch.autograd.grad((losses * weights).sum(), trained)
+    result = chunked_loss(states, head, teacher, weights, softcap=2.0, added=(more, matrix), chunk_values=1)
+    torch.testing.assert_close(result.losses, losses)
+    for ours, theirs in zip(torch.autograd.grad(result.total, trained), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
 

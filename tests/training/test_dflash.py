@@ -223,8 +223,8 @@ def test_a_planted_head_is_always_right_and_a_shifted_one_is_not(next_token: boo
     """The target copies the text: states that point at the token each row stands for give loss 0 and accuracy 1."""
     training = make_training(sample_from_anchor=next_token, loss=loss)
     batch = make_batch([20, 12], [2, 3])
-    table = torch.nn.functional.normalize(training._tables.head, dim=1)
-    training._tables = replace(training._tables, head=table)
+    table = torch.nn.functional.normalize(training.tables.head, dim=1)
+    training.tables = replace(training.tables, head=table)
     following = batch.token_ids.roll(-1)
     batch = replace(batch, last_hidden=60 * table[following])
     blocks = place_blocks(batch, 6, 4, sample_from_anchor=next_token)

@@ -14,6 +14,7 @@ import torch
 from specflow.checkpoints.trained_on import trained_on_chat
 from specflow.errors import ConfigError, StorageError
 from tests.models import tiny_llama
+from tests.training.fake_head import FakeTraining
 from tests.training.runs import SMALL, checkpoint, curve, in_process, make_run, steps, train
 
 
@@ -275,3 +276,19 @@ def test_a_proposer_that_runs_the_head_otherwise_is_found_out(overfit: Path, lla
     run = train(llama_folder, overfit, stage="evaluate", proposer={"spoil": True}, **OVERFIT)
     assert run.metrics["engine/disagrees"] == 1
     assert any("run otherwise than it is trained" in line for line in run.display.lines)
+
+
+def test_a_head_names_parameters_that_learn_at_another_rate(
+    whole: Path, llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {}
+    for factor in (0.0, 5.0):
+        monkeypatch.setattr(FakeTraining, "rate_factors", lambda head, factor=factor: {"1.bias": factor})
+        output = with_responses(whole, tmp_path / str(factor))
+        train(llama_folder, output, steps=1, warmup=0.0, final_rate_fraction=1.0)
+        _, state, _ = checkpoint(output)
+        found[factor] = state["module"]
+    assert torch.equal(found[0.0]["1.weight"], found[5.0]["1.weight"])
+    # The first step of AdamW moves a weight by its rate, whatever the gradient.
+    moved = (found[5.0]["1.bias"] - found[0.0]["1.bias"]).abs()
+    torch.testing.assert_close(moved, torch.full_like(moved, 5 * float(SMALL["learning_rate"])), rtol=1e-2, atol=0)
