@@ -112,9 +112,12 @@ class AcceptanceCounts:
         return _ratios(self.accepted_at, [self.num_rounds] * self.num_positions)
 
     @property
-    def per_position_per_drafted(self) -> list[float]:
-        """rounds that accepted position i / rounds that drafted position i; not biased by short drafts."""
-        return _ratios(self.accepted_at, self.drafted_at)
+    def per_position_per_drafted(self) -> list[float | None]:
+        """rounds that accepted position i / rounds that drafted position i; not biased by short drafts.
+
+        None where the latter were not counted, as by another engine.
+        """
+        return [_ratio(*pair) for pair in zip(self.accepted_at, self.drafted_at, strict=True)]
 
     @property
     def per_position_conditional(self) -> list[float | None]:

@@ -44,6 +44,7 @@ class TimeShares:
     sample: float = 0.0  # judging the drafts
     propose: float = 0.0  # drafting
     other: float = 0.0  # scheduling, packing, committing
+    undivided: float = 0.0  # steps that ran as one piece, in which the parts above are not told apart
 
     @property
     def verify(self) -> float:
@@ -59,7 +60,8 @@ class TimeShares:
         target = sum(step.target_seconds for step in steps) / total
         sample = sum(step.sample_seconds for step in steps) / total
         propose = sum(step.propose_seconds for step in steps) / total
-        return cls(target, sample, propose, max(0.0, 1 - target - sample - propose))
+        undivided = sum(step.undivided_seconds for step in steps) / total
+        return cls(target, sample, propose, max(0.0, 1 - target - sample - propose - undivided), undivided)
 
 
 def ttft_seconds(rows: Iterable[RequestRow]) -> list[float]:

@@ -25,6 +25,7 @@ from specflow.tracking.events import RequestRow, Series, StepRecord
 
 __all__ = [
     "PLAIN",
+    "UNSTEADY",
     "BenchSummary",
     "CostPoint",
     "LosslessVerdict",
@@ -38,7 +39,7 @@ __all__ = [
 
 PLAIN = "plain"  # method name of decoding without drafts
 _SCHEMA = 1  # of summary.json
-_UNSTEADY = 1.3  # fastest over slowest repeat
+UNSTEADY = 1.3  # fastest over slowest repeat: more says that the machine was not steady
 _SAME_LENGTH = 0.005  # a smaller difference of two acceptance lengths does not show
 
 
@@ -181,7 +182,7 @@ class BenchSummary:
         """Series whose repeats differ so much in speed that the speed-up says little; learning explains it as well."""
         learning = self.learning()
         ranges = ((series, series.tokens_per_second_range) for series in self.series if series not in learning)
-        return [series for series, found in ranges if found and found[1] > _UNSTEADY * found[0]]
+        return [series for series, found in ranges if found and found[1] > UNSTEADY * found[0]]
 
     def learning(self) -> list[SeriesSummary]:
         """Series whose acceptance length differs between repeats of the same prompts: the proposer kept something."""

@@ -15,7 +15,7 @@ from specflow.metrics.summary import BenchSummary
 from specflow.report import wording
 from specflow.report.plots import acceptance_plot, throughput_plot
 
-__all__ = ["Page", "render_page"]
+__all__ = ["Page", "Picture", "draw_pictures", "inline", "render", "render_page"]
 
 _MOST_ROWS = 300  # of the table of requests; all of them are in requests.jsonl
 _MOST_TEXT = 160  # characters of an answer
@@ -30,25 +30,41 @@ class Page:
     facts: Mapping[str, str] = field(default_factory=dict)
     requests_file: Path | None = None
     status: str = "finished"
+    pictures: Sequence["Picture"] | None = None  # drawn before; None: the page draws its own
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One plot in both versions."""
+
+    file: str  # name of the light one in the run's folder
+    title: str
+    light: bytes
+    dark: bytes
+
+
+def draw_pictures(summary: BenchSummary) -> list[Picture]:
+    """The plots of a run; what was not measured is not drawn."""
+    plots = {
+        "throughput.png": ("Throughput by batch size", throughput_plot),
+        "acceptance.png": ("Acceptance by draft position", acceptance_plot),
+    }
+    drawn = [(file, title, plot(summary), plot(summary, dark=True)) for file, (title, plot) in plots.items()]
+    return [Picture(file, title, light, dark) for file, title, light, dark in drawn if light and dark]
 
 
 def render_page(page: Page) -> str:
     """The HTML text. No address of the network is loaded by it."""
-    from jinja2 import Environment, PackageLoader  # here: only reports need it
-
-    environment = Environment(
-        loader=PackageLoader("specflow.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.globals["w"] = wording
     summary = page.summary
     rows, total = _request_rows(page.requests_file)
-    return environment.get_template("report.html.j2").render(
+    return render(
+        "report.html.j2",
         summary=summary,
         acceptance=summary.acceptance_by_method(),
         tone=wording.VERDICT_COLOURS[summary.lossless.status],
         plots=[
-            _picture(throughput_plot, summary, "Throughput by batch size"),
-            _picture(acceptance_plot, summary, "Acceptance by draft position"),
+            {"title": one.title, "light": inline(one.light), "dark": inline(one.dark)}
+            for one in (draw_pictures(summary) if page.pictures is None else page.pictures)
         ],
         really_ran={name: facts for name, facts in summary.really_ran.items() if facts},
         facts=page.facts,
@@ -56,18 +72,25 @@ def render_page(page: Page) -> str:
         rows=rows,
         total_rows=total,
         status=page.status,
-        written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         most_relative=max((point.relative for point in summary.cost_curve or ()), default=1.0),
     )
 
 
-def _picture(plot: Any, summary: BenchSummary, title: str) -> dict[str, str] | None:
-    """A plot in both versions as data addresses."""
-    light, dark = plot(summary), plot(summary, dark=True)
-    return {"title": title, "light": _inline(light), "dark": _inline(dark)} if light and dark else None
+def render(template: str, **values: Any) -> str:
+    """A template of this room with the values in it; everything is escaped, numbers are worded by `wording`."""
+    from jinja2 import Environment, PackageLoader  # here: only reports need it
+
+    environment = Environment(
+        loader=PackageLoader("specflow.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals["w"] = wording
+    return environment.get_template(template).render(
+        written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), **values
+    )
 
 
-def _inline(png: bytes) -> str:
+def inline(png: bytes) -> str:
+    """A picture as an address that holds it."""
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 

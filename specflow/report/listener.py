@@ -1,8 +1,6 @@
 """The report as a listener: rows while the run lasts, everything else at its end."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -10,10 +8,11 @@ from rich.console import Console
 from rich.text import Text
 
 from specflow.errors import StorageError
+from specflow.metrics.exposition import ServedRequests, exposition
 from specflow.metrics.summary import BenchSummary
 from specflow.plugins.hookspecs import hookimpl
-from specflow.report.html import Page, render_page
-from specflow.report.plots import acceptance_plot, throughput_plot
+from specflow.report import wording
+from specflow.report.html import Page, draw_pictures, render_page
 from specflow.report.table import WIDTH, render_summary
 from specflow.tracking.events import RequestRow, RunFinished, RunStarted, Series
 from specflow.tracking.rows import RowWriter
@@ -23,22 +22,25 @@ __all__ = ["ReportWriter"]
 
 class ReportWriter:
     """Writes run.json, config.yaml and requests.jsonl for every run, and for one that has a `BenchSummary` also
-    summary.json, acceptance.png, throughput.png and report.html; then prints the table.
+    summary.json, metrics.prom, acceptance.png, throughput.png and report.html; then prints the table.
 
     Trackers come after it: they take the files along.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, brief: bool = False) -> None:
+        """brief: print a line instead of the table, for runs of a sweep."""
         self._console = console or _default_console()
+        self._brief = brief
         self._event: RunStarted | None = None
         self._rows: RowWriter | None = None
         self._series: list[Series] = []
+        self._served = ServedRequests()
 
     # -- hooks -----------------------------------------------------------------------------------------------------
     @hookimpl
     def specflow_run_started(self, event: RunStarted) -> None:
         """Record what runs."""
-        self._event, self._series = event, []
+        self._event, self._series, self._served = event, [], ServedRequests()
         self._rows = RowWriter(event.output_dir)
         if not (event.output_dir / "config.yaml").exists():
             self._save("config.yaml", yaml.safe_dump(dict(event.config), sort_keys=False, allow_unicode=True))
@@ -54,6 +56,7 @@ class ReportWriter:
         """Keep a row; those of warm-ups are no results."""
         if self._rows is not None and not (self._series and self._series[-1].warmup):
             self._rows.write(row)
+            self._served.add(row)
 
     @hookimpl
     def specflow_run_finished(self, event: RunFinished) -> None:
@@ -86,15 +89,11 @@ class ReportWriter:
         assert self._event is not None
         assert self._rows is not None
         self._save("summary.json", _json(summary.to_dict()))
-        plots: dict[str, Callable[[BenchSummary], bytes | None]] = {
-            "acceptance.png": acceptance_plot,
-            "throughput.png": throughput_plot,
-        }
-        for name, plot in plots.items():
-            picture = plot(summary)
-            if picture is not None:
-                self._save(name, picture)
-        page = Page(summary, self._event.config, self._event.facts, self._rows.path, status)
+        self._save("metrics.prom", exposition(summary, self._served, _model_name(summary)))
+        pictures = draw_pictures(summary)
+        for picture in pictures:
+            self._save(picture.file, picture.light)
+        page = Page(summary, self._event.config, self._event.facts, self._rows.path, status, pictures)
         self._save("report.html", render_page(page))
 
     def _save(self, name: str, content: str | bytes) -> None:
@@ -114,23 +113,24 @@ class ReportWriter:
 
     def _print(self, summary: BenchSummary) -> None:
         assert self._event is not None
+        if self._brief:
+            self._console.print(Text(wording.in_a_line(summary)), soft_wrap=True)
+            return
         render_summary(summary, self._console)
-        line = Text.assemble(
-            ("report: ", "dim"), _short(self._event.output_dir / "report.html", self._event.facts.get("launch_dir"))
-        )
+        page = wording.short_path(self._event.output_dir / "report.html", self._event.facts.get("launch_dir"))
+        line = Text.assemble(("report: ", "dim"), page)
         self._console.print(line, soft_wrap=True)
+
+
+def _model_name(summary: BenchSummary) -> str:
+    """The target as the run itself names it, for the label `model_name`."""
+    return summary.really_ran.get("target", {}).get("target", "unknown").partition(" ")[0]
 
 
 def _default_console() -> Console:
     """Standard output; a file or pipe has no width of its own and gets the table's."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH)
-
-
-def _short(path: Path, launch_dir: str | None) -> str:
-    """As seen from the folder the command was started in, where the path lies below it."""
-    base = Path(launch_dir or Path.cwd())
-    return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
 
 
 def _json(data: Any) -> str:

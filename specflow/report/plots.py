@@ -3,31 +3,13 @@
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from specflow.metrics.summary import PLAIN, BenchSummary, SeriesSummary
 from specflow.report import wording
+from specflow.report.figure import colours_of, drawing, style_axes, theme_of
 
-__all__ = ["METHOD_COLOURS", "acceptance_plot", "throughput_plot"]
-
-_INCHES = (8.0, 4.2)
-_DPI = 200
-# Of Okabe and Ito's palette, which colour-blind readers can tell apart; plain decoding is always grey.
-METHOD_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
-_DARK_COLOURS = ("#3E9BDC", "#E69F00", "#1FB58F", "#D78DB6", "#E3743A", "#8CCBF0")
-
-
-@dataclass(frozen=True)
-class _Theme:
-    paper: str
-    ink: str
-    faint: str
-    plain: str
-
-
-_LIGHT = _Theme("#ffffff", "#1f2328", "#d8dee4", "#8b949e")
-_DARK = _Theme("#161b22", "#e6edf3", "#30363d", "#8b949e")
+__all__ = ["acceptance_plot", "throughput_plot"]
 
 
 def acceptance_plot(summary: BenchSummary, dark: bool = False) -> bytes | None:
@@ -82,7 +64,7 @@ def throughput_plot(summary: BenchSummary, dark: bool = False) -> bytes | None:
             _whiskers(axes, places, rows, dark)
             if len(methods) * len(batches) <= 12:
                 tops = [_top(series) for series in rows]
-                _bar_labels(axes, places, tops, [_bar_text(series) for series in rows], _theme(dark).ink)
+                _bar_labels(axes, places, tops, [_bar_text(series) for series in rows], theme_of(dark).ink)
         axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
         axes.set_xlim(-0.6, len(batches) - 0.4)
         axes.set_ylim(0, 1.2 * max(map(_top, measured)))
@@ -106,7 +88,7 @@ def _whiskers(axes: Any, places: Sequence[float], rows: Sequence[SeriesSummary],
     for place, series in zip(places, rows, strict=True):
         found = series.tokens_per_second_range
         if found and len(series.repeats) > 1:
-            axes.plot([place, place], found, color=_theme(dark).ink, linewidth=1.2)
+            axes.plot([place, place], found, color=theme_of(dark).ink, linewidth=1.2)
 
 
 def _conditional_marks(
@@ -120,9 +102,9 @@ def _conditional_marks(
         markersize=6,
         linewidth=1.4,
         linestyle=":",
-        color=_theme(dark).ink,
+        color=theme_of(dark).ink,
         markerfacecolor=colour,
-        markeredgecolor=_theme(dark).ink,
+        markeredgecolor=theme_of(dark).ink,
     )
 
 
@@ -133,7 +115,7 @@ def _bar_labels(axes: Any, places: Sequence[float], tops: Sequence[float], texts
 
 
 def _labels(axes: Any, title: str, below: str, beside: str, dark: bool, explained: str) -> None:
-    theme = _theme(dark)
+    theme = theme_of(dark)
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=theme.ink, pad=44)
     note = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
     axes.annotate(explained, (0, 1), (0, 28), fontsize=9.5, color=theme.plain, **note)
@@ -153,32 +135,13 @@ def _labels(axes: Any, title: str, below: str, beside: str, dark: bool, explaine
 
 def _colours(summary: BenchSummary, dark: bool) -> dict[str, str]:
     """Colour of each method, plain first; the same in every plot of the run."""
-    methods = list(dict.fromkeys(series.method for series in summary.series))
-    drafting = [method for method in methods if method != PLAIN]
-    colours = {PLAIN: _theme(dark).plain} if PLAIN in methods else {}
-    palette = _DARK_COLOURS if dark else METHOD_COLOURS
-    return colours | {method: palette[index % len(palette)] for index, method in enumerate(drafting)}
-
-
-def _theme(dark: bool) -> _Theme:
-    return _DARK if dark else _LIGHT
+    return colours_of(list(dict.fromkeys(series.method for series in summary.series)), PLAIN, dark)
 
 
 @contextmanager
 def _figure(dark: bool) -> Iterator[tuple[Any, io.BytesIO]]:
-    """Axes to draw on, and the buffer that holds the PNG after the block. No window system is involved."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # here: a second of import, only reports need it
-    from matplotlib.figure import Figure
-
-    theme, buffer = _theme(dark), io.BytesIO()
-    figure = Figure(figsize=_INCHES, dpi=_DPI, facecolor=theme.paper, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[call-arg, union-attr]
-    axes = figure.add_subplot(facecolor=theme.paper)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(theme.faint)
-    axes.tick_params(colors=theme.ink, labelsize=10, length=0)
-    axes.grid(axis="y", color=theme.faint, linewidth=0.8)
-    axes.set_axisbelow(True)
-    yield axes, buffer
-    figure.savefig(buffer, format="png", facecolor=theme.paper)
+    """Axes of a picture 1600 pixels wide, for a display width of 800, and the buffer that holds it after the block."""
+    with drawing(dark) as (figure, buffer):
+        axes = figure.add_subplot()
+        style_axes(axes, dark)
+        yield axes, buffer

@@ -1,6 +1,7 @@
 """Numbers as text, the same in the table, the plots and the page. What does not exist reads "n/a", never NaN."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from specflow.metrics.acceptance import AcceptanceCounts
 from specflow.metrics.latency import TimeShares
@@ -10,6 +11,7 @@ __all__ = [
     "NOT_AVAILABLE",
     "VERDICT_COLOURS",
     "count",
+    "in_a_line",
     "lengths_by_repeat",
     "memory",
     "milliseconds",
@@ -18,6 +20,7 @@ __all__ = [
     "range_of",
     "rates",
     "shares",
+    "short_path",
     "times",
     "warnings",
 ]
@@ -59,9 +62,12 @@ def memory(size: int | None) -> str:
 
 
 def shares(value: TimeShares) -> str:
-    """Percent of the step time spent on drafting, verifying and everything else."""
+    """Percent of the step time spent on drafting, verifying and the rest, and steps not divided into those."""
     parts = (value.propose, value.verify, value.other)
-    return "/".join(f"{100 * part:.0f}" for part in parts) if any(parts) else NOT_AVAILABLE
+    if not any(parts) and not value.undivided:
+        return NOT_AVAILABLE
+    whole = f" (+{100 * value.undivided:.0f})" if value.undivided else ""
+    return "/".join(f"{100 * part:.0f}" for part in parts) + whole
 
 
 def rates(values: Sequence[float | None]) -> str:
@@ -94,3 +100,21 @@ def warnings(summary: BenchSummary) -> list[str]:
         for one in summary.unsteady()
     ]
     return [*slower, *unsteady, *(f"note: {text}" for text in summary.notes)]
+
+
+def in_a_line(summary: BenchSummary) -> str:
+    """A whole run in one line: speed of each method that drafted, or of plain decoding alone, and the verdict."""
+    drafted = [one for one in summary.series if not one.is_plain] or list(summary.series)
+    parts = [
+        f"batch {one.batch_size}: {count(one.tokens_per_second)} tokens/s"
+        + (f" ({times(one.speedup)})" if one.speedup is not None else "")
+        for one in drafted
+    ]
+    verdict = {"verified": "lossless", "verified_up_to_ties": "lossless up to ties", "failed": "NOT LOSSLESS"}
+    return " · ".join([*parts, verdict.get(summary.lossless.status, "lossless not checked")])
+
+
+def short_path(path: Path, launch_dir: str | None = None) -> str:
+    """As seen from the folder the command was started in, where the path lies below it."""
+    base = Path(launch_dir or Path.cwd())
+    return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)

@@ -1,6 +1,6 @@
 """What the life-cycle hooks carry. Plain data: a listener needs nothing else of specflow."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,29 @@ class RunStarted:
     config: Mapping[str, Any]  # resolved composition, plain containers
     output_dir: Path  # this run's folder; every file in it at the end is an artifact
     facts: Mapping[str, str]  # commit, versions, device, …
+
+
+@dataclass(frozen=True)
+class SweepStarted:
+    """Many runs begin that belong together."""
+
+    name: str
+    words: Sequence[str]  # the command, which holds what is swept
+    config: Mapping[str, Any]  # one composition of the sweep: what no job changes is in it
+    folder: Path  # of the sweep; its runs have folders inside
+    facts: Mapping[str, str]
+    run_id: str | None = None  # of the tracker, when the sweep goes on after it was ended
+
+
+@dataclass(frozen=True)
+class SweepFinished:
+    """The sweep ended."""
+
+    status: str  # finished, failed (some job did not finish), killed
+    reason: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    files: Sequence[Path] = ()  # what shows the whole sweep
 
 
 @dataclass(frozen=True)
@@ -46,6 +69,7 @@ class StepRecord:
     sample_seconds: float
     propose_seconds: float
     total_seconds: float
+    undivided_seconds: float = 0.0  # of a step that ran as one piece: its time, which no part above has
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from specflow.errors import ConfigError, SpecflowError, StorageError
 from specflow.plugins.hookspecs import hookimpl
 from specflow.tracking.base import Tracker
 from specflow.tracking.curves import StepCurves
-from specflow.tracking.events import Point, RunFinished, RunStarted, Series, StepRecord
+from specflow.tracking.events import Point, RunFinished, RunStarted, Series, StepRecord, SweepStarted
 from specflow.tracking.mlflow_run import MlflowRun
+from specflow.tracking.mlflow_sweep import STATUSES, MlflowSweep, cannot_open, first_line
 from specflow.tracking.store_uri import refuse_file_store, resolve_uri, without_password
 
 __all__ = ["MlflowOptions", "MlflowTracker"]
 
-_STATUSES = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _FLUSH_SECONDS = 30.0  # a write of points takes tens of milliseconds: a thousandth of this
 
 
@@ -75,6 +75,16 @@ class MlflowTracker(Tracker):
     def _shown_uri(self) -> str:
         return without_password(self._uri or self.options.uri or "SQLite in runs/")
 
+    def nesting_id(self) -> str | None:
+        """See `Tracker.nesting_id`: waits until the run is open. Raises `StorageError` when it cannot be opened."""
+        return self._run().run_id
+
+    def open_sweep(self, event: SweepStarted) -> MlflowSweep:
+        """See `Tracker.open_sweep`: a run, below which those of the jobs are shown. Raises `StorageError`."""
+        refuse_file_store(self.options.uri)
+        uri = resolve_uri(self.options.uri, Path(event.facts.get("launch_dir", Path.cwd())))
+        return MlflowSweep(event, uri, self.options.experiment, self.options.run_name)
+
     # -- hooks -----------------------------------------------------------------------------------------------------
     @hookimpl
     def specflow_run_started(self, event: RunStarted) -> None:
@@ -120,7 +130,7 @@ class MlflowTracker(Tracker):
             run.set_tags(_ending(event))
             if self._output_dir is not None:
                 run.log_files(self._output_dir)
-            run.end(_STATUSES.get(event.status, "FAILED"))
+            run.end(STATUSES.get(event.status, "FAILED"))
         except Exception as error:
             self._try_to_end(run, "FAILED")
             raise self._storage_error(error) from error
@@ -147,10 +157,7 @@ class MlflowTracker(Tracker):
             raise
         except Exception as error:
             self._open_failed = True
-            raise StorageError(
-                f"the MLflow store {self._shown_uri} cannot be opened: {_first_line(error)}\n"
-                "Check tracking.uri, or run without a tracker: tracking=none"
-            ) from error
+            raise cannot_open(self._shown_uri, error) from error
 
     def _taken(self) -> list[Point]:
         self._pending += self._curves.take()
@@ -172,7 +179,7 @@ class MlflowTracker(Tracker):
 
     def _storage_error(self, error: Exception) -> StorageError:
         return StorageError(
-            f"results could not be saved in the MLflow store {self._shown_uri}: {_first_line(error)}\n"
+            f"results could not be saved in the MLflow store {self._shown_uri}: {first_line(error)}\n"
             f"All files of the run are in {self._output_dir}"
         )
 
@@ -207,7 +214,3 @@ def _what_ran(sections: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     tags = {f"{section}.{fact}": text for section, facts in sections.items() for fact, text in facts.items()}
     ran = sections.get("backend", {})
     return tags | {name: ran[name] for name in ("backend", "device") if name in ran}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

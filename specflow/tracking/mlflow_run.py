@@ -9,29 +9,47 @@ from typing import Any
 
 from specflow.tracking.events import Point
 from specflow.tracking.flatten import chunks, cut, finite, flatten, safe_name
+from specflow.tracking.patience import Patient
 from specflow.tracking.store_uri import artifact_location
 
-__all__ = ["MlflowRun"]
+__all__ = ["MlflowRun", "connect", "search_runs"]
 
 _METRICS_PER_CALL = 1000
 _NAMES_PER_CALL = 100  # parameters or tags
 _TAG_LENGTH = 5000
 
 
-class MlflowRun:
-    """A run in a store. Creating it imports MLflow and, the first time, makes the store's tables: seconds of work."""
+def connect(uri: str) -> Any:
+    """A client of the store. Imports MLflow and, the first time, makes the store's tables: seconds of work."""
+    _quiet()
+    from mlflow.tracking import MlflowClient
 
-    def __init__(self, uri: str, launch_dir: Path, experiment: str, name: str, tags: Mapping[str, str]) -> None:
-        _quiet()
+    _make_folder(uri)
+    return Patient(MlflowClient(tracking_uri=uri, registry_uri=uri))
+
+
+class MlflowRun:
+    """A run in a store: a new one, or with `run_id` one that goes on."""
+
+    def __init__(
+        self,
+        uri: str,
+        launch_dir: Path,
+        experiment: str,
+        name: str,
+        tags: Mapping[str, str],
+        run_id: str | None = None,
+    ) -> None:
+        self._client = connect(uri)
         from mlflow.entities import Metric, Param, RunTag
-        from mlflow.tracking import MlflowClient
 
         self._metric, self._param, self._tag = Metric, Param, RunTag
-        _make_folder(uri)
-        self._client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        experiment_id = _experiment(self._client, experiment, artifact_location(uri, launch_dir))
-        run = self._client.create_run(experiment_id, run_name=name, tags=_tags(tags))
-        self.run_id: str = run.info.run_id
+        if run_id is None:
+            experiment_id = _experiment(self._client, experiment, artifact_location(uri, launch_dir))
+            run_id = self._client.create_run(experiment_id, run_name=name, tags=_tags(tags)).info.run_id
+        else:
+            self._client.update_run(run_id, status="RUNNING")
+        self.run_id: str = str(run_id)
 
     def log_params(self, config: Mapping[str, Any]) -> None:
         """Every leaf of the configuration as a parameter."""
@@ -59,6 +77,21 @@ class MlflowRun:
         """Every file of the folder as an artifact."""
         self._client.log_artifacts(self.run_id, str(folder))
 
+    def log_file(self, file: Path) -> None:
+        """One file as an artifact."""
+        self._client.log_artifact(self.run_id, str(file))
+
+    def children(self) -> list[Any]:
+        """MLflow's runs that have this one as their parent, the first one first."""
+        own = self._client.get_run(self.run_id)
+        return search_runs(self._client, own.info.experiment_id, f"tags.`mlflow.parentRunId` = '{self.run_id}'")
+
+    def end_other(self, run_id: str, status: str, tags: Mapping[str, str]) -> None:
+        """End another run of the store, with tags that say why."""
+        for name, value in _tags(tags).items():
+            self._client.set_tag(run_id, name, value)
+        self._client.set_terminated(run_id, status)
+
     def end(self, status: str) -> None:
         """FINISHED, FAILED or KILLED."""
         self._client.set_terminated(self.run_id, status)
@@ -66,6 +99,18 @@ class MlflowRun:
     def _log(self, metrics: Sequence[Any]) -> None:
         for part in chunks(metrics, _METRICS_PER_CALL):
             self._client.log_batch(self.run_id, metrics=part)
+
+
+def search_runs(client: Any, experiment_id: str, wanted: str) -> list[Any]:
+    """MLflow's runs of an experiment that fit the filter, the first one first, however many there are."""
+    found: list[Any] = []
+    token: str | None = None
+    while True:
+        page = client.search_runs([experiment_id], wanted, max_results=1000, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
 
 
 def _experiment(client: Any, name: str, location: str | None) -> str:

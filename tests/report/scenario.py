@@ -26,7 +26,13 @@ FACTS = {
     "cpus": "2",
 }
 REALLY_RAN = {
-    "target": {"model": "bundled", "parameters": "7.3M", "dtype": "float32", "attention": "torch (paged)"},
+    "target": {
+        "model": "bundled",
+        "target": "bundled (Qwen3ForCausalLM)",
+        "parameters": "7.3M",
+        "dtype": "float32",
+        "attention": "torch (paged)",
+    },
     "proposer": {"method": "ngram", "drafts": "at most 4"},
     "sampler": {"method": "standard", "lossless": "yes"},
     "scheduler": {"method": "continuous", "KV blocks": "1024 of 16 tokens"},

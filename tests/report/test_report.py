@@ -151,7 +151,8 @@ def test_record_of_a_run_is_complete(tmp_path: Path) -> None:
         pass
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
-        "acceptance.png", "config.yaml", "report.html", "requests.jsonl", "run.json", "summary.json", "throughput.png",
+        "acceptance.png", "config.yaml", "metrics.prom", "report.html", "requests.jsonl", "run.json", "summary.json",
+        "throughput.png",
     }  # fmt: skip
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["status"] == "finished"
@@ -163,6 +164,8 @@ def test_record_of_a_run_is_complete(tmp_path: Path) -> None:
     assert summary["workload"]["sha256"]
     assert summary["workload"]["prompts"] == "4 of 16"
     assert "num_speculative_tokens: 4" in (tmp_path / "config.yaml").read_text()
+    served = 'vllm:request_success_total{model_name="bundled",engine="0",method="ngram",batch_size="1",'
+    assert f'{served}finished_reason="length"}} 12' in (tmp_path / "metrics.prom").read_text()
     rows = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert len(rows) == 24  # two methods, three repeats, four requests; the warm-up is no result
     assert {"token_ids", "accepted", "text"} <= set(rows[0])

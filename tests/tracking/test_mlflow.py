@@ -181,7 +181,8 @@ def test_report_is_written_before_it_is_uploaded(launch_dir: Path, output_dir: P
     registry.hooks.specflow_run_finished(event=RunFinished("finished", summary=scenario.summary()))
     client, run = stored(launch_dir, tracker)
     names = {item.path for item in client.list_artifacts(run.info.run_id)}
-    assert {"report.html", "summary.json", "acceptance.png", "throughput.png", "config.yaml", "run.json"} == names
+    pictures = {"acceptance.png", "throughput.png"}
+    assert {"report.html", "summary.json", "metrics.prom", "config.yaml", "run.json"} | pictures == names
 
 
 @pytest.mark.parametrize("values", [{"log_steps": -1}, {"experiment": " "}])

@@ -10,6 +10,7 @@ from specflow.errors import ConfigError, StorageError
 from specflow.tracking import store_uri
 from specflow.tracking.curves import StepCurves
 from specflow.tracking.flatten import CUT_MARK, chunks, finite, flatten, safe_name
+from specflow.tracking.patience import Patient
 from specflow.tracking.rows import RowWriter
 from specflow.tracking.store_uri import artifact_location, refuse_file_store, resolve_uri, without_password
 from tests.report import scenario
@@ -114,3 +115,41 @@ def test_rows_are_on_disk_as_they_finish(tmp_path: Path) -> None:
 def test_rows_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"cannot write the request rows: .*requests\.jsonl"):
         RowWriter(tmp_path / "missing").write(scenario.row("plain", 1))
+
+
+# -- a store that is locked ----------------------------------------------------------------------------------------
+class Locked:
+    """A client whose calls fail a few times."""
+
+    limit = 7
+
+    def __init__(self, failures: int, message: str = "(sqlite3.OperationalError) database is locked") -> None:
+        self.failures, self.message, self.calls = failures, message, 0
+
+    def write(self, value: int, *, twice: bool = False) -> int:
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise RuntimeError(self.message)
+        return value * (2 if twice else 1)
+
+
+def test_a_locked_store_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specflow.tracking.patience.time.sleep", lambda seconds: None)
+    client = Locked(3)
+    assert Patient(client).write(4, twice=True) == 8
+    assert client.calls == 4
+    assert Patient(client).limit == 7
+
+
+def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Locked(10**6)
+    with pytest.raises(RuntimeError, match="locked"):
+        Patient(client, patience=0.2).write(1)
+    assert client.calls > 1
+
+
+def test_another_error_is_passed_on_at_once() -> None:
+    client = Locked(1, "no such table")
+    with pytest.raises(RuntimeError, match="no such table"):
+        Patient(client).write(1)
+    assert client.calls == 1
