@@ -14,7 +14,7 @@ from specflow.metrics.latency import throughput
 from specflow.metrics.summary import PLAIN, summarise_repeat
 from specflow.metrics.verdict import LosslessVerdict
 from specflow.report import wording
-from specflow.report.plots import METHOD_COLOURS
+from specflow.report.figure import METHOD_COLOURS
 from specflow.tasks.measure import Measurement
 from specflow.workloads.base import Prompt
 

@@ -88,6 +88,10 @@ def _run(flags: Namespace, config_name: str, compose: "Composer", registry: Regi
 
     config = plain_config(compose.compose(flags.overrides, config_name))
     plan = check(config, registry)
+    if (config.get("sweep") or {}).get("resume"):
+        raise ConfigError(
+            "sweep.resume=true goes on with a sweep, and this is a single run: add -m and what was swept."
+        )
     if not is_tracked(config, registry):
         execute(plan, Path.cwd(), {})
         return 0
@@ -111,33 +115,29 @@ def _run(flags: Namespace, config_name: str, compose: "Composer", registry: Regi
 
 def _sweep(flags: Namespace, config_name: str, compose: "Composer", registry: Registry) -> int:
     """Many runs: one that fails is reported at once and again at the end, and does not stop the others."""
-    from specflow.runner import run, storage_error
+    from rich.console import Console
 
-    failed: list[tuple[str, Exception]] = []
-
-    def job(cfg: "DictConfig") -> float | None:
-        from hydra.core.hydra_config import HydraConfig
-
-        hydra = HydraConfig.get()
-        title = f"job {hydra.job.num}: {' '.join(hydra.overrides.task)}"
-        print(title, file=sys.stderr)
-        try:
-            return run(cfg, registry)
-        except Exception as error:  # sweepers expect the exception, the user expects to hear of it now
-            failed.append((title, error))
-            _report(error)
-            raise
+    from specflow.multirun import run_sweep
+    from specflow.report import wording
+    from specflow.report.overview_table import render_overview
+    from specflow.report.table import WIDTH
+    from specflow.runner import storage_error
 
     try:
-        compose.sweep(flags.overrides, job, config_name)
+        result = run_sweep(compose, flags.overrides, config_name, registry, _report)
     except OSError as error:
         raise storage_error(error, None) from error
-    except SpecflowError:
-        if not failed:
-            raise
-    if not failed:
+    if result is None:
         return 0
-    lines = [f"{len(failed)} job(s) of the sweep failed:"]
-    lines += [f"  {title}: {str(error).splitlines()[0]}" for title, error in failed]
+    console = Console()
+    console = console if console.is_terminal else Console(width=WIDTH)
+    if result.page is not None and result.overview.rows:
+        render_overview(result.overview, console)
+        console.print(f"report: {wording.short_path(result.page)}", soft_wrap=True, highlight=False)
+    if not result.failed:
+        return 0
+    lines = [f"{len(result.failed)} job(s) of the sweep failed:"]
+    for reason, names in result.overview.failures().items():
+        lines += [f"  {reason.splitlines()[0]}", *(f"    {name}" for name in names)]
     print("\n".join(lines), file=sys.stderr)
     return 1

@@ -8,6 +8,7 @@ anything is composed.
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ from specflow.paths import config_root
 from specflow.plugins.registry import Registry
 
 # Groups whose keys are checked against a schema that is chosen at run time; any may be given without Hydra's plus.
-_FREE_GROUPS = ("task.head",)
+_FREE_GROUPS = ("task.head", "task.options", "engine.arguments", "engine.environment")
 
-__all__ = ["CONFIG_NAME", "Composer", "composer", "flags_parser", "plain_config"]
+__all__ = ["CONFIG_NAME", "Composer", "Sample", "composer", "flags_parser", "plain_config"]
 
 CONFIG_NAME = "config"
 
@@ -76,6 +77,17 @@ def composer(registry: Registry, config_dir: str | None = None) -> Iterator["Com
         GlobalHydra.instance().hydra = previous
 
 
+@dataclass(frozen=True)
+class Sample:
+    """What the words of a sweep say before any job is composed."""
+
+    config: dict[str, Any]
+    folder: Path  # of the sweep
+    folder_template: str  # the same before anything like the date was put in
+    swept: tuple[str, ...]  # keys with several values
+    jobs: int  # combinations of the values listed; a sweeper may run fewer or more
+
+
 class Composer:
     """One Hydra instance with our search path. Errors come out as `ConfigError`."""
 
@@ -114,11 +126,36 @@ class Composer:
             done = self._hydra.run(config_name, job, [*overrides, "hydra.mode=RUN"], with_log_configuration=True)
             return done.return_value
 
+    def sample(self, overrides: Sequence[str], config_name: str = CONFIG_NAME) -> "Sample":
+        """One composition of a sweep, for what no job changes: where it goes, who tracks it. Nothing is run.
+
+        Raises `ConfigError` for words that no job could be composed with.
+        """
+        overrides = _with_free_keys(overrides)
+        loader = self._hydra.config_loader
+        with translated(loader, config_name, overrides, self._registry):
+            check_words(loader, config_name, overrides, self._registry)
+            parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
+            words, jobs, swept = [], 1, []
+            for item, word in zip(parsed, overrides, strict=True):
+                if not item.is_sweep_override():
+                    words += [] if item.key_or_group.startswith("proposer.") else [word]
+                    continue
+                swept.append(item.key_or_group)
+                if item.is_discrete_sweep():
+                    values = list(item.sweep_string_iterator())
+                    jobs *= len(values)
+                    # Options of a proposer need the proposer, which may be what is swept: none of them matters here.
+                    words += [] if "proposer" in item.key_or_group else [f"{item.get_key_element()}={values[0]}"]
+            cfg = self._compose(words, config_name)
+            folder = Path(str(cfg.hydra.sweep.dir)).absolute()
+            template = str(OmegaConf.to_container(cfg.hydra.sweep, resolve=False)["dir"])  # type: ignore[index, call-overload]
+        return Sample(plain_config(cfg), folder, template, tuple(swept), jobs)
+
     def sweep(self, overrides: Sequence[str], job: Callable[[DictConfig], Any], config_name: str = CONFIG_NAME) -> Any:
         """Run every job of a sweep with the configured sweeper and launcher."""
         overrides = _with_free_keys(overrides)
         with translated(self._hydra.config_loader, config_name, overrides, self._registry):
-            check_words(self._hydra.config_loader, config_name, overrides, self._registry)
             return self._hydra.multirun(config_name, job, [*overrides, "hydra.mode=MULTIRUN"])
 
     def show(self, arguments: Namespace, config_name: str = CONFIG_NAME) -> None:

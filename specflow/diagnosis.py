@@ -107,7 +107,7 @@ class _Diagnosis:
             if name in self._registry.components(group):
                 owner = self._registry.get(group, name).source
                 lines.append(f"The plugin {owner} registers it, but provides no file {group}/{name}.yaml.")
-            lines += self._registry.failures()
+            lines += self._registry.remedies(name)
         return "\n".join(lines)
 
     def _key_problems(self, parsed: list[Override]) -> list[str | None]:

@@ -2,11 +2,11 @@
 
 import errno
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
@@ -20,17 +20,23 @@ from specflow.plugins.blame import owner_of
 from specflow.plugins.component import Kind
 from specflow.plugins.registry import RegisteredComponent, Registry
 from specflow.plugins.relay import is_disk_full
+from specflow.sweep.kept_targets import KeptTarget
+from specflow.sweep.objective import objective
+from specflow.sweep.options import SweepOptions
 from specflow.tasks.base import Task, TaskContext
 from specflow.tracking.events import RunFinished, RunStarted
 from specflow.tracking.facts import collect_facts
 from specflow.training.processes import helper_process
 from specflow.words import did_you_mean, valid_names
 
-__all__ = ["CrashError", "Plan", "check", "execute", "is_tracked", "objective", "run"]
+if TYPE_CHECKING:  # it imports torch, which a listing need not
+    from specflow.tasks.baselines import Baselines
+
+__all__ = ["CrashError", "PartOfSweep", "Plan", "check", "execute", "is_tracked", "objective", "refuse", "run"]
 
 ERROR_LOG = "error.log"
-_TOP_LEVEL = (*map(str, Kind), "sampling", "seed", "objective")
-_OBJECTIVES = ("speedup", "tokens_per_second")  # without `objective`: the first metric that has the word in it
+OWN_ENGINE = "specflow"
+_TOP_LEVEL = (*map(str, Kind), "sampling", "seed", "objective", "sweep")
 
 
 class CrashError(SpecflowError):
@@ -60,7 +66,18 @@ class Plan:
             return task
         method = self.components[Kind.PROPOSER].component.name if Kind.PROPOSER in self.components else "plain"
         name = f"{method} on {self.components[Kind.TARGET].component.name}"
+        elsewhere = _other_engine(self.config)
+        name += f" by {elsewhere}" if elsewhere else ""
         return name if task == "bench" else f"{task}: {name}"
+
+
+@dataclass(frozen=True)
+class PartOfSweep:
+    """What a run has from the sweep it belongs to."""
+
+    name: str  # of the run: what tells it from the others
+    baselines: "Baselines | None" = None
+    kept: KeptTarget | None = None
 
 
 # -- checking ------------------------------------------------------------------------------------------------------
@@ -75,10 +92,11 @@ def check(config: Mapping[str, Any], registry: Registry) -> Plan:
     kinds = list(Kind) if task.tracked else [Kind.TASK, *task.needs]
     if task.tracked:
         problems += _run_level_problems(config)
+        problems += _foreign_engine(config, task)
     components: dict[Kind, RegisteredComponent] = {}
     for kind in kinds:
-        if kind is Kind.PROPOSER and config.get(kind) is None:
-            continue
+        if kind in (Kind.PROPOSER, Kind.ENGINE) and config.get(kind) is None:
+            continue  # plain decoding; specflow's own engine
         try:
             components[kind] = _choose(config, registry, kind)
             if kind not in task.checks_itself:
@@ -109,14 +127,28 @@ def _unknown_top_level(key: str, value: Any) -> str:
     return f"{key}={show(value)}: there is no {key!r} at the top level.{hint} Valid: {valid_names(key, _TOP_LEVEL)}."
 
 
+def _other_engine(config: Mapping[str, Any]) -> str | None:
+    """The name of another project's engine; None for our own."""
+    name = (config.get(Kind.ENGINE) or {}).get("name", OWN_ENGINE)
+    return None if name == OWN_ENGINE else str(name)
+
+
+def _foreign_engine(config: Mapping[str, Any], task: Task) -> list[str]:
+    engine = _other_engine(config)
+    if engine is None or Kind.ENGINE in task.needs:
+        return []
+    return [f"engine={engine}: task={task.name} runs on specflow's own engine only. Leave engine={engine} out."]
+
+
 def _run_level_problems(config: Mapping[str, Any]) -> list[str]:
     from specflow.core.sampling_params import SamplingParams  # here: listings need no sampling
 
     problems = []
-    try:
-        build_options(SamplingParams, config.get("sampling") or {}, "sampling")
-    except ConfigError as error:
-        problems.append(str(error))
+    for name, schema in {"sampling": SamplingParams, "sweep": SweepOptions}.items():
+        try:
+            build_options(schema, config.get(name) or {}, name)
+        except ConfigError as error:
+            problems.append(str(error))
     seed, wanted = config.get("seed", 0), config.get("objective")
     if not isinstance(seed, int) or isinstance(seed, bool):
         problems.append(f"seed={show(seed)} is not valid: it must be int.")
@@ -147,28 +179,58 @@ def is_tracked(config: Mapping[str, Any], registry: Registry) -> bool:
         return True
 
 
-def execute(plan: Plan, output_dir: Path, facts: Mapping[str, str]) -> RunFinished:
+def execute(plan: Plan, output_dir: Path, facts: Mapping[str, str], part: PartOfSweep | None = None) -> RunFinished:
     """Run a checked plan. Listeners hear of its start and of its end, however it ends."""
+    context = _context(plan, output_dir, facts, part)
     if not plan.task.tracked:
-        return _success(plan.task.run(_context(plan, output_dir, facts)))
+        return _success(plan.task.run(context))
     _prepare(output_dir, plan.config)
-    with _listeners(plan):
-        event = RunStarted(str(plan.components[Kind.TASK].component.name), plan.name, plan.config, output_dir, facts)
+    with _listeners(plan.registry, plan.components[Kind.TRACKING], plan.config, part):
+        task = str(plan.components[Kind.TASK].component.name)
+        event = RunStarted(task, part.name if part else plan.name, plan.config, output_dir, facts)
         try:
             plan.registry.hooks.specflow_run_started(event=event)
-            finished = plan.task.run(_context(plan, output_dir, facts))
+            finished = plan.task.run(context)
         except BaseException as error:
             raised = _for_user(error, output_dir, plan.registry)
             if isinstance(error, KeyboardInterrupt):
                 raised.add_note(f"what had finished is kept in {output_dir}")
-            _finish_after(plan, _ended_by(raised), raised)
+            _finish_after(plan.registry, _ended_by(raised), raised)
             raise raised from (error if raised is not error else error.__cause__)
         plan.registry.hooks.specflow_run_finished(event=finished)
     return _success(finished)
 
 
-def _context(plan: Plan, output_dir: Path, facts: Mapping[str, str]) -> TaskContext:
-    return TaskContext(plan.config, output_dir, plan.build, plan.registry.hooks, facts, plan.registry)
+def refuse(
+    config: Mapping[str, Any],
+    registry: Registry,
+    output_dir: Path,
+    facts: Mapping[str, str],
+    part: PartOfSweep,
+    error: SpecflowError,
+) -> None:
+    """Leave a failed run in place of a job of a sweep whose options are not valid: it is listed with its reason."""
+    try:
+        tracking: RegisteredComponent | None = _choose(config, registry, Kind.TRACKING)
+        assert tracking is not None
+        tracking.check(config[Kind.TRACKING])
+    except SpecflowError:
+        tracking = None  # what is wrong may be the tracker: the run's folder says it all the same
+    _prepare(output_dir, config)
+    task = str((config.get(Kind.TASK) or {}).get("name"))
+    with _listeners(registry, tracking, config, part):
+        registry.hooks.specflow_run_started(event=RunStarted(task, part.name, config, output_dir, facts))
+        registry.hooks.specflow_run_finished(event=RunFinished("failed", str(error)))
+
+
+def _context(plan: Plan, output_dir: Path, facts: Mapping[str, str], part: PartOfSweep | None) -> TaskContext:
+    build: Callable[[Kind], Any] = plan.build
+    if part is not None and part.kept is not None and _other_engine(plan.config):
+        part.kept.drop()  # the other engine needs the memory
+    elif part is not None and part.kept is not None and plan.task.keeps_target:
+        build = part.kept.building(plan.build, plan.config)
+    baselines = part.baselines if part else None
+    return TaskContext(plan.config, output_dir, build, plan.registry.hooks, facts, plan.registry, baselines)
 
 
 def _success(finished: RunFinished) -> RunFinished:
@@ -186,16 +248,21 @@ def _ended_by(error: BaseException) -> RunFinished:
     return RunFinished("killed", str(error) or "interrupted")
 
 
-def _finish_after(plan: Plan, finished: RunFinished, error: BaseException) -> None:
+def _finish_after(registry: Registry, finished: RunFinished, error: BaseException) -> None:
     """Tell the listeners; what goes wrong there is added to the error that came first."""
     try:
-        plan.registry.hooks.specflow_run_finished(event=finished)
+        registry.hooks.specflow_run_finished(event=finished)
     except Exception as trouble:
         error.add_note(f"then, while closing: {trouble}")
 
 
 @contextmanager
-def _listeners(plan: Plan) -> Iterator[None]:
+def _listeners(
+    registry: Registry,
+    tracking: RegisteredComponent | None,
+    config: Mapping[str, Any],
+    part: PartOfSweep | None,
+) -> Iterator[None]:
     """Tracker, progress display and report, registered for the length of the run.
 
     pluggy calls the last registered first: the report is written before the tracker collects the folder. Of several
@@ -204,15 +271,15 @@ def _listeners(plan: Plan) -> Iterator[None]:
     if helper_process():
         yield
         return
-    owner = plan.components[Kind.TRACKING]
-    listeners = [plan.build(Kind.TRACKING), *_displays()]
+    trackers = [tracking.build(config[Kind.TRACKING])] if tracking is not None else []
+    listeners = [*trackers, *(_displays() if part is None else _displays_in_sweep())]
     try:
         for listener in listeners:
-            plan.registry.register_listener(listener, owner if listener is listeners[0] else None)
+            registry.register_listener(listener, tracking if listener in trackers else None)
         yield
     finally:
         for listener in listeners:
-            plan.registry.unregister_listener(listener)
+            registry.unregister_listener(listener)
 
 
 def _displays() -> list[Any]:
@@ -220,6 +287,13 @@ def _displays() -> list[Any]:
     from specflow.report.progress import ProgressDisplay
 
     return [ProgressDisplay(), ReportWriter()]
+
+
+def _displays_in_sweep() -> list[Any]:
+    """One line per run: the table of all runs comes at the end."""
+    from specflow.report.listener import ReportWriter
+
+    return [ReportWriter(brief=True)]
 
 
 # -- the output folder ---------------------------------------------------------------------------------------------
@@ -269,14 +343,3 @@ def _save_traceback(error: Exception, output_dir: Path) -> str:
 def _denied_within(error: OSError, output_dir: Path) -> bool:
     denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
     return denied and str(error.filename or "").startswith(str(output_dir))
-
-
-def objective(metrics: Mapping[str, float], wanted: str | None) -> float | None:
-    """The metric a sweeper optimises: the one named, or else the first about speed-up, then throughput."""
-    if wanted is not None:
-        if wanted not in metrics:
-            hint = did_you_mean(wanted, metrics)
-            raise ConfigError(f"objective={wanted}: the run has no such metric.{hint} It has: {', '.join(metrics)}.")
-        return float(metrics[wanted])
-    found = [name for word in _OBJECTIVES for name in metrics if word in name]
-    return float(metrics[found[0]]) if found else None

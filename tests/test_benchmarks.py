@@ -147,3 +147,73 @@ def test_trained_heads(monkeypatch: pytest.MonkeyPatch, data: Path, capsys: pyte
     assert trained_heads.main([*words, *sizes]) == 2
     assert "add them" in " ".join(capsys.readouterr().err.split())
     assert page.read_text() == "no marks\n"
+
+
+def test_engines(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both engines at batch 1, the other one alone at batch 2: one page, each plain decoding its own baseline."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.chdir(tmp_path)
+    import engines
+
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "a rose is a rose is a rose"}) + "\n")
+    words = ["workload=jsonl", "workload.path=prompts.jsonl", "tracking=none", "target.prove=false"]
+    words += ["task.cost_curve=false", "sampling.ignore_eos=true", "scheduler.max_model_len=128", "backend=cpu"]
+    sizes = ["--batch-sizes", "1", "2", "--repeats", "2", "--max-tokens", "12"]
+    page = tmp_path / "docs" / "page.md"
+    fixed = ["--target", str(llama_folder), "--output", str(page), "--engines", "specflow", "transformers"]
+    assert engines.main([*fixed, *sizes, *words]) == 0
+    lines = [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
+    table = {(int(line[0]), line[1], line[2]): line[3:] for line in lines if line[0].isdigit()}
+    assert list(table) == [
+        (1, "specflow", "plain"), (1, "specflow", "ngram"), (1, "transformers", "plain"), (1, "transformers", "ngram"),
+        (2, "specflow", "plain"), (2, "specflow", "ngram"),
+    ]  # fmt: skip
+    assert table[1, "specflow", "plain"][2] == table[1, "transformers", "plain"][2] == "1.00×"
+    assert table[1, "transformers", "ngram"][-1] == table[1, "transformers", "plain"][-1] == "equal"
+    assert "- transformers " in page.read_text()
+
+
+def test_adaptive_length(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every kind of work for every runner, and verdicts by the interval."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import adaptive_length
+
+    output = tmp_path / "out.json"
+    words = ["--methods", "ngram", "--lengths", "1", "3", "--rounds", "2", "--prompts", "2", "--max-tokens", "4"]
+    assert adaptive_length.main([*words, "--output", str(output)]) in (0, 1)
+    works = json.loads(output.read_text())["methods"]["ngram"]
+    assert set(works) == {"alone", "busy", "changing"}
+    for found in works.values():
+        assert set(found["tokens_per_second"]) == {"plain", "K=0", "K=1", "K=3", "adaptive"}
+        assert all(len(values) == 2 and min(values) > 0 for values in found["tokens_per_second"].values())
+        assert found["best"].startswith("K=")
+
+    speeds = {"plain": [90.0] * 5, "K=3": [100.0, 100, 101, 99, 100], "adaptive": [98.0, 98, 98, 98, 98]}
+    found = adaptive_length.compare(speeds)
+    assert (found["best"], round(found["ratio"], 2)) == ("K=3", 0.98)
+    for work, ratios, said in (
+        ("alone", (0.98, 0.99), "holds"), ("alone", (0.90, 0.96), "refuted"),
+        ("alone", (0.96, 0.99), "within the noise"),
+        ("changing", (1.01, 1.2), "holds"), ("changing", (0.97, 0.99), "refuted"),
+    ):  # fmt: skip
+        assert adaptive_length.verdict(work, {"low": ratios[0], "high": ratios[1]}) == said
+
+
+def test_tune_against_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every cell in every round; a share of passes that is too large fails."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import tune_against_sweep
+
+    output = tmp_path / "out.json"
+    words = ["--methods", "ngram", "--lengths", "1", "3", "--batch-sizes", "1", "--repeats", "2", "--limit", "1"]
+    assert tune_against_sweep.main([*words, "--max-tokens", "4", "--output", str(output)]) == 1
+    record = json.loads(output.read_text())
+    assert set(record["sweep"]["1"]) == {"plain", "ngram K=1", "ngram K=3"}
+    assert all(len(values) == 2 for values in record["sweep"]["1"].values())
+    assert record["passes"]["share"] > 0.2  # three cells are too few to save anything
+
+    speeds = {("plain", 0): [50.0, 52.0, 51.0], ("a", 3): [100.0, 104.0, 102.0], ("b", 5): [99.0, 101.0, 100.0]}
+    found = tune_against_sweep.compare(speeds, ("b", 5))
+    assert found["best"] == "a K=3"
+    assert found["ratio"] == pytest.approx(100 / 102)
+    assert found["low"] <= found["ratio"] <= found["high"] < 1

@@ -175,9 +175,17 @@ def _read(folder: Path, config: Eagle3Config, names: Mapping[str, str]) -> dict[
 
 
 def save_eagle3(
-    folder: Path, head: Eagle3Head, *, target_name: str, target_architecture: str, num_speculative_tokens: int
+    folder: Path,
+    head: Eagle3Head,
+    *,
+    target_name: str,
+    target_architecture: str,
+    max_positions: int,
+    num_speculative_tokens: int,
 ) -> None:
     """Write a head in the speculators format: config.json and model.safetensors in bfloat16.
+
+    max_positions: of the target; vLLM loads no head that does not say it.
 
     Borrowed tables are left out, except that a reduced vocabulary's rows of the target are written, since other
     engines can borrow a whole table only.
@@ -189,14 +197,17 @@ def save_eagle3(
         weights.setdefault("lm_head.weight", head.head_table.detach().to("cpu", torch.bfloat16))
         maps = vocabulary_maps(head.ids, config.vocab_size)
     folder.mkdir(parents=True, exist_ok=True)
-    content = _config_json(config, target_name, target_architecture, num_speculative_tokens)
+    content = _config_json(config, target_name, target_architecture, max_positions, num_speculative_tokens)
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     tensors = {name: tensor.contiguous() for name, tensor in (weights | maps).items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _config_json(config: Eagle3Config, name: str, architecture: str, num_drafts: int) -> dict[str, Any]:
+def _config_json(
+    config: Eagle3Config, name: str, architecture: str, max_positions: int, num_drafts: int
+) -> dict[str, Any]:
     layers = describe_layers(config.layer, config.num_layers, config.vocab_size)
+    layers["max_position_embeddings"] = max_positions
     if any(config.windows):
         kinds = ["sliding_attention" if window else "full_attention" for window in config.windows]
         layers |= {"layer_types": kinds, "sliding_window": max(window or 0 for window in config.windows)}

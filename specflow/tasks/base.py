@@ -11,6 +11,7 @@ from specflow.tracking.events import RunFinished
 
 if TYPE_CHECKING:
     from specflow.plugins.registry import Registry
+    from specflow.tasks.baselines import Baselines
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class TaskContext:
     hooks: Any  # relay of the life cycle: hooks.specflow_step_finished(record=…) and so on
     facts: Mapping[str, str]
     registry: "Registry | None" = None  # for tasks that are about the plugins themselves
+    baselines: "Baselines | None" = None  # of the sweep that the run is a part of; None: measure everything here
 
 
 class Task(ABC):
@@ -32,6 +34,7 @@ class Task(ABC):
     needs: tuple[Kind, ...] = ()  # kinds whose options are checked before the task starts
     checks_itself: tuple[Kind, ...] = ()  # kinds whose options `check` looks at, because the task fills some of them in
     tracked: bool = True  # False: no output folder, no tracker (listing commands)
+    keeps_target: bool = False  # True: it leaves the target as it was, so the next job of a sweep may use it again
 
     def check(self, config: Mapping[str, Any], registry: "Registry") -> None:
         """Whether the composition fits the task, before anything is loaded. Raises `ConfigError`."""

@@ -1,9 +1,11 @@
 """`task=bench`: plain decoding and the proposer on the same prompts in the same run, and the proof that both agree."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from specflow.core.sampling_params import SamplingParams
 from specflow.engine.build import assemble
@@ -23,9 +25,15 @@ from specflow.metrics.summary import (
 )
 from specflow.metrics.verdict import LosslessVerdict
 from specflow.options import build_options
+from specflow.peers.base import engine_of
 from specflow.plugins.component import Kind
+from specflow.plugins.registry import Registry
 from specflow.tasks.base import Task, TaskContext
+from specflow.tasks.baselines import Baseline, feel_pulse
+from specflow.tasks.bench_options import BenchOptions
+from specflow.tasks.judging import judge
 from specflow.tasks.measure import Measurement, measure, rendered, template_warning
+from specflow.tasks.peer_bench import bench_elsewhere, check_elsewhere
 from specflow.tracking.events import RunFinished, Series
 from specflow.workloads.base import Prompt, Workload
 from specflow.workloads.prompt_list import fit_template
@@ -36,43 +44,34 @@ _MEMORY = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """Options of `task=bench`."""
-
-    batch_sizes: tuple[int, ...] = (1, 8)  # requests in flight, one comparison each
-    repeats: int = 3  # passes over the workload per method and batch size, interleaved; medians are reported
-    warmup_requests: int = 1  # prompts run before each batch size, not counted
-    proposer_memory: Literal["cold", "keep"] = "cold"  # what it learns: within a pass (cold), from earlier ones too
-    cost_curve: bool = True  # measure what verifying 1 to 16 tokens costs
-    require_lossless: bool = True  # fail the run when the output differs from plain decoding
-    require_acceptance_length: float | None = None  # fail the run at or below this mean acceptance length
-
-    def __post_init__(self) -> None:
-        if not self.batch_sizes or min(self.batch_sizes) < 1 or len(set(self.batch_sizes)) < len(self.batch_sizes):
-            raise ConfigError(f"task.batch_sizes={list(self.batch_sizes)} must be different numbers of 1 or more.")
-        if self.repeats < 1:
-            raise ConfigError(f"task.repeats={self.repeats} must be 1 or more.")
-        if self.warmup_requests < 0:
-            raise ConfigError(f"task.warmup_requests={self.warmup_requests} must be 0 or more.")
-        if self.require_acceptance_length is not None and self.require_acceptance_length < 1:
-            raise ConfigError(
-                f"task.require_acceptance_length={self.require_acceptance_length} must be 1 or more: "
-                "a verification step always emits one token."
-            )
-
-
 class BenchTask(Task):
     """Measures the composition against plain decoding by the same engine."""
 
     name = "bench"
-    needs = (Kind.TARGET, Kind.PROPOSER, Kind.SAMPLER, Kind.SCHEDULER, Kind.BACKEND, Kind.WORKLOAD)
+    needs = (Kind.TARGET, Kind.PROPOSER, Kind.SAMPLER, Kind.SCHEDULER, Kind.BACKEND, Kind.ENGINE, Kind.WORKLOAD)
+    keeps_target = True
 
     def __init__(self, options: BenchOptions) -> None:
         self.options = options
 
+    def check(self, config: Mapping[str, Any], registry: Registry) -> None:
+        """See `Task.check`: another engine says what it cannot do."""
+        engine = engine_of(config, registry)
+        if engine is not None:
+            check_elsewhere(engine, config, registry, self.options.batch_sizes)
+
     def run(self, context: TaskContext) -> RunFinished:
         """See `Task.run`. A failed requirement ends the run as failed, with all results kept."""
+        engine = engine_of(context.config, context.registry)
+        if engine is None:
+            summary = self._measure(context)
+        else:
+            summary = bench_elsewhere(engine, context, self.options)
+        failure = self._failure(summary)
+        return RunFinished("failed" if failure else "finished", failure, summary.to_metrics(), summary)
+
+    def _measure(self, context: TaskContext) -> BenchSummary:
+        """On our own engine."""
         workload: Workload = context.build(Kind.WORKLOAD)
         prompts = workload.load()  # before the engine: a missing file should not wait for weights
         sampling: SamplingParams = build_options(SamplingParams, context.config.get("sampling") or {}, "sampling")
@@ -84,10 +83,7 @@ class BenchTask(Task):
         notes = [text for text in (note, warning) if text]
         bench = _Bench(self.options, engine, workload, prompts, sampling, context, notes)
         measured = bench.measure_all()
-        verdict = bench.verdict(measured)
-        summary = bench.summary(measured, verdict)
-        failure = self._failure(summary)
-        return RunFinished("failed" if failure else "finished", failure, summary.to_metrics(), summary)
+        return bench.summary(measured, bench.verdict(measured))
 
     def _check_batch_sizes(self, engine: Engine) -> None:
         if max(self.options.batch_sizes) > engine.limits.max_num_seqs:
@@ -124,6 +120,8 @@ class _Bench:
     sampling: SamplingParams
     context: TaskContext
     notes: Sequence[str]
+    reused: dict[int, Baseline] = field(default_factory=dict)  # by batch size: measured by another job of the sweep
+    drifted: list[str] = field(default_factory=list)  # warnings about them
 
     @property
     def methods(self) -> list[str]:
@@ -132,17 +130,64 @@ class _Bench:
 
     def measure_all(self) -> list[Measurement]:
         """Every method at every batch size; methods take turns, so that a drift of the machine touches both."""
-        measured = []
+        measured: list[Measurement] = []
         for batch_size in self.options.batch_sizes:
-            if self.options.warmup_requests:
-                for method in self.methods:
-                    self._measure(method, batch_size, 0, warmup=True)
-            for repeat in range(self.options.repeats):
-                for method in self.methods:
-                    if method != PLAIN and self.options.proposer_memory == "cold":
-                        self._forget()
-                    measured.append(self._measure(method, batch_size, repeat))
+            drafted: list[Measurement] = []
+            with self._baseline(batch_size) as (plain, methods):
+                if self.options.warmup_requests:
+                    for method in methods:
+                        self._measure(method, batch_size, 0, warmup=True)
+                for repeat in range(self.options.repeats):
+                    for method in methods:
+                        if method != PLAIN and self.options.proposer_memory == "cold":
+                            self._forget()
+                        (plain if method == PLAIN else drafted).append(self._measure(method, batch_size, repeat))
+            measured += [*plain, *drafted]
         return measured
+
+    @contextmanager
+    def _baseline(self, batch_size: int) -> Iterator[tuple[list[Measurement], list[str]]]:
+        """Plain decoding's measurements, and the methods that are still to be measured.
+
+        In a sweep the list holds what another job measured while the machine was as fast as it is now; an empty one is
+        to be filled, and is then kept for the others.
+        """
+        if self.context.baselines is None:
+            yield [], self.methods
+            return
+        with self.context.baselines.claim(self._baseline_key(batch_size)) as claim:
+            found, before = claim.load(), feel_pulse(self.engine)
+            if found is not None and found.still_holds(before):
+                self.reused[batch_size] = found
+                yield list(found.measurements), self.methods[1:]
+                self._watch_drift(batch_size, found)
+                return
+            plain: list[Measurement] = []
+            yield plain, self.methods
+            claim.save(plain, before)
+
+    def _watch_drift(self, batch_size: int, found: Baseline) -> None:
+        """A machine that changed its speed while the proposer was measured is said beside the numbers."""
+        after = feel_pulse(self.engine)
+        if not found.still_holds(after) and after is not None and found.pulse is not None:
+            self.drifted.append(
+                f"batch {batch_size}: the speed-up is not to be trusted: a target pass takes {after / found.pulse:.2f} "
+                f"times as long as when {found.job} measured plain decoding"
+            )
+
+    def _baseline_key(self, batch_size: int) -> dict[str, Any]:
+        """Everything that plain decoding's speed and output depend on."""
+        groups = (Kind.TARGET, Kind.SAMPLER, Kind.SCHEDULER, Kind.BACKEND, Kind.WORKLOAD)
+        config = {str(group): self.context.config.get(group) for group in (*groups, "engine", "seed")}
+        return {
+            **config,
+            "sampling": asdict(self.sampling),
+            "batch_size": batch_size,
+            "repeats": self.options.repeats,
+            "warmup_requests": self.options.warmup_requests,
+            "workload data": self.workload.describe(),
+            "machine": [platform.node(), self.engine.backend.describe()],
+        }
 
     def _forget(self) -> None:
         """A pass must not draft from the answers that an earlier pass, or the warm-up, gave to the same prompts."""
@@ -199,7 +244,7 @@ class _Bench:
             cost_curve=cost_points(curve),
             workload=self.workload.describe(),
             lossy=lossy,
-            notes=[*self.notes, *_notes(self.engine)],
+            notes=[*self.notes, *self.drifted, *_notes(self.engine)],
         )
 
     def _run_facts(self) -> dict[str, str]:
@@ -216,6 +261,11 @@ class _Bench:
         }
         if self.engine.proposer is not None:
             facts["proposer memory"] = _MEMORY[self.options.proposer_memory]
+        if self.reused:
+            found = {f"measured by {one.job} at {one.measured}" for one in self.reused.values()}
+            facts["plain decoding"] = ", ".join(sorted(found))
+        if self.drifted:
+            facts["drift"] = "; ".join(self.drifted)
         if self.prompts[0].chat:
             facts["chat template"] = _short_hash(getattr(tokenizer, "chat_template", None))
         return facts
@@ -232,24 +282,6 @@ def _summarise(measured: Sequence[Measurement], lossy: bool) -> list[SeriesSumma
         )
         for (_, method), group in groups.items()
     ]
-
-
-def judge(differences: Sequence[Difference], requests: int, tokens: int) -> LosslessVerdict:
-    """Equal, equal up to ties, or different; a fault is shown before a tie."""
-    if not differences:
-        return LosslessVerdict("verified", requests, tokens)
-    faults = [difference for difference in differences if not difference.is_tie]
-    shown = (faults or differences)[0]
-    detail = {
-        "request": shown.request_id,
-        "position": shown.position,
-        "expected": shown.plain_token,
-        "actual": shown.speculative_token,
-        "gap": shown.gap,
-    }
-    reason = f"a gap up to {shown.tolerance:.3g} counts as a tie"
-    status = "failed" if faults else "verified_up_to_ties"
-    return LosslessVerdict(status, requests, tokens, detail, reason, len(differences))  # type: ignore[arg-type]
 
 
 def _notes(engine: Engine) -> list[str]:

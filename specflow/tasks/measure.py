@@ -15,7 +15,7 @@ from specflow.engine.prompts import PromptLike
 from specflow.proposers.base import Proposer
 from specflow.tracking.events import RequestRow, Series, StepRecord
 from specflow.workloads.base import Prompt
-from specflow.workloads.turns import render_turn
+from specflow.workloads.turns import answer_sampling, render_turn
 
 
 @dataclass
@@ -83,7 +83,7 @@ def _run_turn(
     begun = time.perf_counter()
     result.outputs += engine.generate(
         texts,
-        [seeded(sampling, seed, index + turn * len(prompts)) for index in chosen],
+        [seeded(answer_sampling(prompts[i], sampling), seed, i + turn * len(prompts)) for i in chosen],
         speculate=series.method != "plain",
         concurrency=series.batch_size,
         arrivals=_arrivals(len(chosen), request_rate, seed),

@@ -198,6 +198,7 @@ class Eagle3Training(TrainableHead):
             self.module,
             target_name=self._facts.name,
             target_architecture=self._facts.architecture,
+            max_positions=self._facts.max_model_len,
             num_speculative_tokens=self.num_speculative_tokens,
         )
 

@@ -87,6 +87,7 @@ def test_our_config_says_what_other_engines_read(tmp_path: Path) -> None:
     assert config[IDS] == [1, 2, 4]
     assert config["aux_layer_convention"].startswith("boundary")
     assert config["speculators_model_type"] == "eagle3"
+    assert config["transformer_layer_config"]["max_position_embeddings"] == 128  # vLLM stops without it
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 4
     assert config["speculators_config"]["verifier"] == {"name_or_path": "tiny", "architectures": ["LlamaForCausalLM"]}
     assert {"norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "draft_vocab_size"} <= config.keys()

@@ -62,7 +62,14 @@ def make_head(seed: int = 0, **changes: Any) -> Eagle3Head:
 
 def save_head(folder: Path, head: Eagle3Head) -> Path:
     """In the speculators format."""
-    save_eagle3(folder, head, target_name="tiny", target_architecture="LlamaForCausalLM", num_speculative_tokens=4)
+    save_eagle3(
+        folder,
+        head,
+        target_name="tiny",
+        target_architecture="LlamaForCausalLM",
+        max_positions=128,
+        num_speculative_tokens=4,
+    )
     return folder
 
 

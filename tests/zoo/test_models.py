@@ -54,7 +54,13 @@ def loss(model: Any, prompts: list[torch.Tensor]) -> float:
 
 @pytest.mark.parametrize(
     ("name", "limit"),
-    [("target", 16 * MEGABYTE), ("draft", 3 * MEGABYTE), ("pard", 4 * MEGABYTE), ("dflash", 4 * MEGABYTE), ("eagle3", 4 * MEGABYTE)],
+    [
+        ("target", 16 * MEGABYTE),
+        ("draft", 3 * MEGABYTE),
+        ("pard", 4 * MEGABYTE),
+        ("dflash", 4 * MEGABYTE),
+        ("eagle3", 4 * MEGABYTE),
+    ],
 )
 def test_size(name: str, limit: int) -> None:
     assert sum(file.stat().st_size for file in model_folder(name).iterdir()) <= limit

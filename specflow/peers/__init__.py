@@ -1,0 +1,1 @@
+"""Other engines: what a composition becomes there, and how it is run there."""
