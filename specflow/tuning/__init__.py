@@ -1,0 +1,1 @@
+"""Tuning: which drafting method at which length, found by measuring little and predicting the rest."""
