@@ -15,8 +15,8 @@ MOST_LINES_OF_A_FUNCTION = 60
 ROOMS = [
     "errors", "words", "paths", "zoo", "options", "core", "kernels", "heads", "plugins", "backends", "checkpoints",
     "targets", "samplers", "schedulers", "proposers", "tracking", "engine", "capture", "metrics", "workloads",
-    "peers", "training", "report", "testing", "tasks", "sweep", "diagnosis", "help_text", "interrupts", "composition", "runner",
-    "tuning", "multirun", "cli", "__main__", "__init__",
+    "peers", "training", "report", "testing", "tasks", "sweep", "diagnosis", "help_text", "interrupts", "composition",
+    "runner", "tuning", "multirun", "cli", "__main__", "__init__",
 ]  # fmt: skip
 
 # On the decode path values are read back in `engine/border.py`; the others run before or after decoding.
