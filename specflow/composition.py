@@ -17,6 +17,7 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -68,13 +69,14 @@ def composer(registry: Registry, config_dir: str | None = None) -> Iterator["Com
     for folder in registry.config_dirs():
         if folder != config_root():
             search_path.prepend("plugin", f"file://{folder}", before_schema)
-    previous = GlobalHydra.instance().hydra
+    previous, settings = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
     GlobalHydra.instance().clear()
+    HydraConfig.instance().cfg = None  # a run before in this process may have been started in another folder
     try:
         yield Composer(Hydra.create_main_hydra2("specflow", search_path), registry)
     finally:
         GlobalHydra.instance().clear()
-        GlobalHydra.instance().hydra = previous
+        GlobalHydra.instance().hydra, HydraConfig.instance().cfg = previous, settings
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ import pytest
 
 import specflow
 from specflow import cli
+from specflow.composition import composer
 from specflow.errors import ConfigError
 from specflow.plugins.component import Kind
 from specflow.plugins.registry import Registry, load_plugins
 from specflow.tasks.base import TaskContext
 from specflow.tracking.events import RunFinished
+from specflow.workloads.rows import absolute
 from tests.plugins.fakes import ProbePlugin
 
 PROBE = "+experiment=probe"
@@ -247,6 +249,17 @@ def test_the_last_run_can_be_an_unwritable_place(run: Any, tmp_path: Path) -> No
     code, _, err = run("-m", "task.level=1,2", PROBE, f"hydra.sweep.dir={tmp_path}/file/sweep")
     assert code == 1
     assert "cannot write results" in err
+
+
+def test_relative_paths_are_those_of_this_run(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of a run before in the same process, which was started in another folder."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        assert run(PROBE)[0] == 0
+        with composer(load_plugins()):
+            assert absolute("prompts.jsonl") == folder / "prompts.jsonl"
 
 
 def test_a_task_without_tracking_leaves_nothing_behind(run: Any, plugin: ProbePlugin, tmp_path: Path) -> None:
