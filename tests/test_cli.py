@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 import specflow
 from specflow import cli
@@ -251,15 +253,14 @@ def test_the_last_run_can_be_an_unwritable_place(run: Any, tmp_path: Path) -> No
     assert "cannot write results" in err
 
 
-def test_relative_paths_are_those_of_this_run(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those of a run before in the same process, which was started in another folder."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    for folder in (first, second):
-        folder.mkdir()
-        monkeypatch.chdir(folder)
-        assert run(PROBE)[0] == 0
-        with composer(load_plugins()):
-            assert absolute("prompts.jsonl") == folder / "prompts.jsonl"
+def test_relative_paths_are_those_of_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of a run before in the same process that was started in another folder and did not end well."""
+    left = OmegaConf.create({"hydra": {"runtime": {"cwd": "/elsewhere"}}})
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", left)
+    monkeypatch.chdir(tmp_path)
+    with composer(load_plugins()):
+        assert absolute("prompts.jsonl") == tmp_path / "prompts.jsonl"
+    assert HydraConfig.instance().cfg is left
 
 
 def test_a_task_without_tracking_leaves_nothing_behind(run: Any, plugin: ProbePlugin, tmp_path: Path) -> None:
