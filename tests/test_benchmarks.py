@@ -149,6 +149,7 @@ def test_trained_heads(monkeypatch: pytest.MonkeyPatch, data: Path, capsys: pyte
     assert page.read_text() == "no marks\n"
 
 
+@pytest.mark.slow
 def test_engines(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both engines at batch 1, the other one alone at batch 2: one page, each plain decoding its own baseline."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
@@ -173,6 +174,7 @@ def test_engines(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "- transformers " in page.read_text()
 
 
+@pytest.mark.slow
 def test_adaptive_length(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every kind of work for every runner, and verdicts by the interval."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
@@ -199,6 +201,7 @@ def test_adaptive_length(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         assert adaptive_length.verdict(work, {"low": ratios[0], "high": ratios[1]}) == said
 
 
+@pytest.mark.slow
 def test_tune_against_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every cell in every round; a share of passes that is too large fails."""
     monkeypatch.syspath_prepend(str(SCRIPTS))

@@ -290,6 +290,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.slow
 @needs("hydra_joblib_launcher")
 @pytest.mark.usefixtures("no_threads")
 def test_jobs_side_by_side_lose_nothing(llama_folder: Path, launch: Path, registry: Registry) -> None:

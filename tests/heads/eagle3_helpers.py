@@ -76,7 +76,7 @@ def save_head(folder: Path, head: Eagle3Head) -> Path:
 def tiny_facts(**changes: Any) -> Any:
     """What a head's reader asks of a target."""
     known = {"name": "tiny", "vocab_size": VOCAB, "num_token_ids": VOCAB, "hidden_size": WIDTH, "num_layers": 4}
-    return SimpleNamespace(**known | {"dtype": torch.float32} | changes)
+    return SimpleNamespace(**known | {"dtype": torch.float32, "max_model_len": 128} | changes)
 
 
 def dense(mask: Tensor) -> Attend:

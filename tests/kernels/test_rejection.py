@@ -85,6 +85,7 @@ def test_all_greedy() -> None:
     agree(*make_case(9, 3, 2050, seed=4, heat=0.0))
 
 
+@pytest.mark.slow
 def test_residuals_all_over_the_vocabulary() -> None:
     """Flat laws and drafts that q overrates: most requests draw from [p - q]+."""
     rejected = 0

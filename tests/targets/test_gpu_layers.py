@@ -171,6 +171,7 @@ def test_nothing_is_measured_off_a_gpu(small_llama: Path) -> None:
     assert choose_shapes(joined.linears, joined.layers, None, joined.ops).shapes == {}
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("right", [True, False])
 def test_what_makes_the_chain_faster_is_chosen(right: bool, small_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,14 @@ from tests import models
 from tests.targets.packing import Runner, limits_for, load, random_prompts
 
 
-@pytest.mark.parametrize("build", [models.tiny_gemma2, models.tiny_gpt_oss, models.tiny_deepseek_v3])
+@pytest.mark.parametrize(
+    "build",
+    [
+        models.tiny_gpt_oss,
+        pytest.param(models.tiny_gemma2, marks=pytest.mark.slow),
+        pytest.param(models.tiny_deepseek_v3, marks=pytest.mark.slow),
+    ],
+)
 def test_logits_do_not_depend_on_it(build: object, tmp_path: Path) -> None:
     """Windows, soft-caps, sinks, keys longer than values; prompts and blocks. The proof runs on the kernels."""
     pytest.importorskip("triton")

@@ -21,7 +21,7 @@ def random_tables(seed: int = 5) -> TokenTables:
 def make_training(counts: Tensor | None = None, facts: Any = None, seed: int = 0, **options: Any) -> Eagle3Training:
     torch.manual_seed(seed)
     training = Eagle3Training(Eagle3TrainingOptions(**SMALL | options))
-    facts = facts or tiny_facts(eos_token_ids=(0,), architecture="LlamaForCausalLM", max_model_len=128)
+    facts = facts or tiny_facts(eos_token_ids=(0,), architecture="LlamaForCausalLM")
     training.build(facts, random_tables(), counts, torch.device("cpu"))
     return training
 

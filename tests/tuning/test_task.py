@@ -96,6 +96,7 @@ def test_the_recommendation_runs(tuned: Path, monkeypatch: pytest.MonkeyPatch) -
     assert main([*best["command"].split()[3:], "tracking=none", "task.repeats=1", "hydra.run.dir=pasted"]) == 0
 
 
+@pytest.mark.slow
 def test_methods_that_cannot_be_used_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All methods, little of each: heads that are not there, one that needs a class, and a K that is too large."""
     monkeypatch.chdir(tmp_path)
