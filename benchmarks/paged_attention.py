@@ -13,12 +13,12 @@ between layers (masks, block lists), as in a step of the engine.
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import torch
 import triton
+from device_timing import copy_bandwidth, median_microseconds
 
 from specflow.core.attention import AttentionInputs, QueryGroup
 from specflow.kernels import paged_attention as reference
@@ -96,28 +96,7 @@ def time_of(attend: Attend, case: Case, repeats: int) -> float:
     with torch.cuda.graph(graph):
         for pages in case.layers:
             attend(case.query, *pages, case.inputs)
-    return median_time(graph.replay, repeats) / len(case.layers)
-
-
-def median_time(work: Callable[[], object], repeats: int) -> float:
-    """Microseconds by device events, after two runs that do not count."""
-    times = []
-    for repeat in range(repeats + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        if repeat >= 2:
-            times.append(start.elapsed_time(end) * 1000)
-    return statistics.median(times)
-
-
-def copy_bandwidth() -> float:
-    """Bytes per second of a large device-to-device copy, read plus written."""
-    source = torch.randn(2**29, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / (median_time(lambda: target.copy_(source), 8) * 1e-6)
+    return median_microseconds(graph.replay, repeats) / len(case.layers)
 
 
 def by_triton(options: argparse.Namespace, shape: LaunchShape) -> Attend:
@@ -178,7 +157,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Print the table."""
     options = parse()
-    bandwidth = copy_bandwidth()
+    bandwidth = copy_bandwidth(2**29, 8)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
     print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s; {options.heads} heads, {options.kv_heads} KV heads of "
           f"{options.head_dim}, bf16, blocks of {BLOCK}")  # fmt: skip

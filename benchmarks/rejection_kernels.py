@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import triton
+from device_timing import copy_bandwidth, median_microseconds
 
 from specflow.core.draft import Verdict, VerifyInputs
 from specflow.kernels.rejection import pipeline as pipeline_module
@@ -115,28 +116,7 @@ def time_of(verify: Verify, cases: Sequence[Case], repeats: int) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         kept = [verify(*case) for case in cases]
-    return _median_time(graph.replay, repeats) / len(kept)
-
-
-def _median_time(work: Callable[[], object], repeats: int) -> float:
-    """Microseconds by device events, after three runs that do not count."""
-    times = []
-    for repeat in range(repeats + 3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        if repeat >= 3:
-            times.append(start.elapsed_time(end) * 1000)
-    return statistics.median(times)
-
-
-def copy_bandwidth(repeats: int = 10) -> float:
-    """Bytes per second of a large device-to-device copy, read plus written."""
-    source = torch.randn(2**30, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / (_median_time(lambda: target.copy_(source), repeats) * 1e-6)
+    return median_microseconds(graph.replay, repeats, 3) / len(kept)
 
 
 def ring(mode: str, batch: int, k: int, vocab: int, cache_bytes: int) -> list[Case]:
@@ -270,7 +250,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Print the table."""
     options = parse()
-    bandwidth = options.bandwidth or copy_bandwidth()
+    bandwidth = options.bandwidth or copy_bandwidth(2**30, 10, 3)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
     print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s, vocabulary {options.vocab}, bf16 logits")
     print("| drafts | batch | K | accepted | MB | floor µs | kernels µs | of copy | torch µs | times faster |")

@@ -15,7 +15,6 @@ that a large device-to-device copy reaches in the same run.
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import triton
+from device_timing import copy_bandwidth
 
 from specflow.core.attention import AttentionInputs, QueryGroup
 from specflow.core.batch import PackedBatch
@@ -111,27 +111,6 @@ def make_batch(target: HfTarget, batch: int, query: int, context: int) -> Packed
         ),
         query_len_host=np.full(batch, query),
     )
-
-
-def median_time(work: Callable[[], object], repeats: int) -> float:
-    """Milliseconds by device events, after two runs that do not count."""
-    times = []
-    for repeat in range(repeats + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        if repeat >= 2:
-            times.append(start.elapsed_time(end))
-    return statistics.median(times)
-
-
-def copy_bandwidth() -> float:
-    """Bytes per second of a large device-to-device copy, read plus written."""
-    source = torch.randn(2**28, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / (median_time(lambda: target.copy_(source), 8) * 1e-3)
 
 
 def without_attention(target: HfTarget) -> None:
@@ -271,7 +250,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Print the table, or what tuning found."""
     options = parse()
-    bandwidth = copy_bandwidth()
+    bandwidth = copy_bandwidth(2**28, 8)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, copy bandwidth "
           f"{bandwidth / 1e12:.2f} TB/s")  # fmt: skip
     target = load(options)
