@@ -50,11 +50,11 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.variance_epsilon = eps  # the name that transformers' norms have
 
     def forward(self, values: Tensor) -> Tensor:
         """values [..., size] -> the same shape and dtype."""
-        return F.rms_norm(values, values.shape[-1:], None, self.eps) * self.weight.to(values.dtype)
+        return F.rms_norm(values, values.shape[-1:], None, self.variance_epsilon) * self.weight.to(values.dtype)
 
 
 class SelfAttention(nn.Module):

@@ -25,6 +25,13 @@ def add_rms_norm(
     return total, rms_norm(total, weight, eps)
 
 
+def pair_norm(
+    first: torch.Tensor, second: torch.Tensor, first_weight: torch.Tensor, second_weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Norms of two [T, E] side by side, [T, 2 E]."""
+    return torch.cat([rms_norm(first, first_weight, eps), rms_norm(second, second_weight, eps)], -1)
+
+
 def gated_silu(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up of [T, 2 I], gates first; [T, I]."""
     gate, up = gate_up.chunk(2, -1)
@@ -40,17 +47,21 @@ def norm_rotate_write(
     rotary: torch.Tensor,
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     eps: float,
+    *,
+    clean: bool = False,
 ) -> torch.Tensor:
     """Norm and rotate queries and keys, store keys and values in their pages; returns the queries [T, Hq, D].
 
-    qkv [T, (Hq + 2 Hkv) * D]: queries, keys, values. positions [T] int64 choose rows of rotary [P, 2, 1, D] (see
-    `rotary.RotaryTable`), the last row for any behind it. norms: weights [D] of queries and of keys, None: not normed.
+    qkv [T, (Hq + 2 Hkv) * D]: queries, keys, values; rows may lie apart, and Hq may be 0. positions [T] int64 choose
+    rows of rotary [P, 2, 1, D] (see `rotary.RotaryTable`), the last row for any behind it. norms: weights [D] of
+    queries and of keys, None: not normed.
+    clean: no NaN and no infinity enters the pages.
     """
-    heads = qkv.view(len(qkv), -1, key_pages.shape[3])
+    heads = qkv.unflatten(1, (-1, key_pages.shape[3]))
     kv_heads = key_pages.shape[2]
     query, key, value = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
     if norms is not None:
         query, key = rms_norm(query, norms[0], eps), rms_norm(key, norms[1], eps)
     rows = rotary.index_select(0, positions.clamp(max=len(rotary) - 1))
-    write_keys_values(key_pages, value_pages, slot_mapping, rotate(key, rows), value)
+    write_keys_values(key_pages, value_pages, slot_mapping, rotate(key, rows), value, clean=clean)
     return rotate(query, rows)

@@ -44,6 +44,27 @@ def add_norm_kernel(
 
 
 @triton.jit
+def pair_norm_kernel(
+    first, second, first_weight, second_weight, output, E, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    """Grid (T, 2): one row of one input."""
+    let_next_start(OVERLAP)
+    token, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.arange(0, BLOCK)
+    inside = column < E
+    values, weight = first, first_weight
+    if which == 1:
+        values, weight = second, second_weight
+    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    wait_for_previous(OVERLAP)
+    row = tl.load(values + token * E + column, mask=inside, other=0.0).to(tl.float32)
+    kind = output.dtype.element_ty
+    scaled = row * tl.rsqrt(tl.sum(row * row) / E + eps)
+    place = output + (token * 2 + which) * E + column
+    tl.store(place, (scaled.to(kind).to(tl.float32) * scale).to(kind), mask=inside)
+
+
+@triton.jit
 def silu(values):
     """values * sigmoid(values), float32."""
     return values / (1.0 + tl.exp(-values))
@@ -73,7 +94,8 @@ def scaled_heads(values, factor, query_norm, key_norm, place, is_query, inside, 
 
 @triton.jit(do_not_specialize=["page_size", "positions_end"], do_not_specialize_on_alignment=["slots", "positions"])
 def norm_rotate_kernel(
-    qkv, query_norm, key_norm, rotary, rotated, key_pages, value_pages, slots, positions, positions_end, page_size,
+    qkv, qkv_stride, query_norm, key_norm, rotary, rotated, key_pages, value_pages, slots, positions, positions_end,
+    page_size,
     key_pages_b, key_pages_s, key_pages_h, value_pages_b, value_pages_s, value_pages_h, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BLOCK_H: tl.constexpr,
     NORM: tl.constexpr, CLEAN: tl.constexpr, LARGEST: tl.constexpr, OVERLAP: tl.constexpr,
@@ -87,7 +109,7 @@ def norm_rotate_kernel(
     inside = (column < D)[None, :]
     is_query, is_value = head < HEADS, head >= HEADS + KV_HEADS
     real = head < HEADS + 2 * KV_HEADS
-    rows = qkv + (token * (HEADS + 2 * KV_HEADS) + head)[:, None] * D
+    rows = qkv + token * qkv_stride + head[:, None] * D
     partner = tl.where(column < D // 2, column + D // 2, column - D // 2)
     turns = (real & ~is_value)[:, None] & inside
     own = tl.load(rows + column[None, :], mask=turns, other=0.0).to(tl.float32)
@@ -135,6 +157,22 @@ def add_rms_norm(
     return total, normed
 
 
+def pair_norm(
+    first: torch.Tensor, second: torch.Tensor, first_weight: torch.Tensor, second_weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See `layer_ops.pair_norm`; rows of at most `MOST_COLUMNS`."""
+    first, second = first.contiguous(), second.contiguous()
+    rows, columns = first.shape
+    block, early = triton.next_power_of_2(columns), early_start(first.device)
+    output = first.new_empty(rows, 2 * columns)
+    with device_of(first):
+        pair_norm_kernel[(rows, 2)](
+            first, second, first_weight, second_weight, output, columns, eps,
+            BLOCK=block, OVERLAP=bool(early), num_warps=min(16, max(1, block // 256)), **early,
+        )  # fmt: skip
+    return output
+
+
 def gated_silu(gate_up: torch.Tensor) -> torch.Tensor:
     """See `layer_ops.gated_silu`."""
     gate_up = gate_up.contiguous()
@@ -156,9 +194,12 @@ def norm_rotate_write(
     rotary: torch.Tensor,
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     eps: float,
+    *,
+    clean: bool = False,
 ) -> torch.Tensor:
     """See `layer_ops.norm_rotate_write`; the rotation rounds once, at its end."""
-    qkv, size, kv_heads = qkv.contiguous(), key_pages.shape[3], key_pages.shape[2]
+    qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
+    size, kv_heads = key_pages.shape[3], key_pages.shape[2]
     all_heads = qkv.shape[1] // size
     heads = all_heads - 2 * kv_heads
     rotated = qkv.new_empty(len(qkv), heads, size)
@@ -167,10 +208,10 @@ def norm_rotate_write(
     weights, early = norms or (qkv, qkv), early_start(qkv.device)
     with device_of(qkv):
         norm_rotate_kernel[(len(qkv), -(-all_heads // block))](
-            qkv, *weights, rotary, rotated, key_pages, value_pages, slot_mapping, positions, len(rotary),
+            qkv, qkv.stride(0), *weights, rotary, rotated, key_pages, value_pages, slot_mapping, positions, len(rotary),
             key_pages.shape[1], *key_pages.stride()[:3], *value_pages.stride()[:3], eps,
             HEADS=heads, KV_HEADS=kv_heads, D=size, DP=columns, BLOCK_H=block, NORM=norms is not None,
-            CLEAN=qkv.dtype == torch.float16, LARGEST=torch.finfo(qkv.dtype).max, OVERLAP=bool(early), num_warps=4,
-            **early,
+            CLEAN=clean or qkv.dtype == torch.float16, LARGEST=torch.finfo(qkv.dtype).max, OVERLAP=bool(early),
+            num_warps=4, **early,
         )  # fmt: skip
     return rotated

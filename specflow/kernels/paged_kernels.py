@@ -24,9 +24,9 @@ TORCH = PagedKernels("plain torch", reference.paged_attention, reference.write_k
 
 
 def steps_by(fused: bool, kernels: PagedKernels) -> str:
-    """What runs the layers of a drafter, for reports; fused: kernels written for it alone."""
+    """What runs the layers of a drafter, for reports; fused: in few calls, by kernels for what its device is."""
     if fused:
-        return "fused CPU kernels"
+        return "fused CPU kernels" if kernels is TORCH else "fused, joined weights"
     return TORCH.name if kernels is TORCH else f"torch, attention by {kernels.name}"
 
 

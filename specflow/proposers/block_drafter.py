@@ -20,7 +20,8 @@ from specflow.kernels.paged_attention import plan_groups
 from specflow.kernels.rotary import rotary_table
 from specflow.proposers.base import ProposeContext
 from specflow.proposers.decoder import gated, linear
-from specflow.proposers.feature_rows import feature_rows, features_of
+from specflow.proposers.feature_rows import captured, feature_rows, features_of
+from specflow.proposers.gpu_head_layers import GpuHeadLayers
 from specflow.proposers.head_pages import HeadPages
 from specflow.proposers.joined_layers import join_weights
 from specflow.targets.weight_layout import lay_out_weights
@@ -83,11 +84,12 @@ class TorchBlockDrafter(BlockDrafter):
     def follow(self, context: ProposeContext) -> None:
         """See `BlockDrafter.follow`."""
         rows = feature_rows(context, self.pages.block_size, self.num_drafts + 1, self.name)
-        hidden = features_of(context, self.name).hidden
-        parts = [hidden[layer].index_select(0, rows.rows) for layer in self.head.config.capture_layers]
-        fused = self.head.context(torch.stack(parts, 1).to(self.head.fc.weight.dtype))
-        keys_values = self.projection(fused, self.rotary.rows(rows.attention.positions))
-        self.pages.write_all(rows.attention.slot_mapping, keys_values)
+        hidden = captured(context, rows, self.head.config.capture_layers, self.head.fc.weight.dtype)
+        self._store_context(self.head.context(hidden), rows.attention)
+
+    def _store_context(self, fused: Tensor, inputs: AttentionInputs) -> None:
+        """Keys and values of all layers from the fused context [T, E] of positions."""
+        self.pages.write_all(inputs.slot_mapping, self.projection(fused, self.rotary.rows(inputs.positions)))
 
     def states(self, context: ProposeContext, embedded: Tensor) -> Tensor:
         """See `BlockDrafter.states`."""
@@ -107,11 +109,38 @@ class TorchBlockDrafter(BlockDrafter):
             seq_len=context.num_tokens - 1 + rows,
             groups=groups,
         )
-        return self.head(embedded.flatten(0, 1), self.rotary.rows(inputs.positions), self.pages.attend(inputs))
+        return self._run_layers(embedded.flatten(0, 1), inputs)
+
+    def _run_layers(self, embedded: Tensor, inputs: AttentionInputs) -> Tensor:
+        """The rows [T, E] of all blocks through the layers and the final norm."""
+        return self.head(embedded, self.rotary.rows(inputs.positions), self.pages.attend(inputs))
 
     def logits(self, states: Tensor) -> Tensor:
         """See `BlockDrafter.logits`."""
         return self.head.logits(states)
+
+
+class GpuBlockDrafter(TorchBlockDrafter):
+    """On a GPU, the layers in few launches by Triton kernels."""
+
+    def __init__(self, head: DFlashHead, limits: EngineLimits, num_drafts: int, name: str, whole: bool) -> None:
+        super().__init__(head, limits, num_drafts, name, whole)
+        self._layers = GpuHeadLayers(head.decoder_layers, head.norm, head.config.shape, self.pages, self.rotary)
+
+    @staticmethod
+    def serves(head: DFlashHead, limits: EngineLimits) -> bool:
+        """Whether the head is one that the kernels are written for."""
+        return GpuHeadLayers.serves(head.config.shape, limits)
+
+    def _store_context(self, fused: Tensor, inputs: AttentionInputs) -> None:
+        size = self.head.config.shape.kv_values_per_token
+        for index, part in enumerate(self.projection.raw(fused).flatten(1).split(size, 1)):
+            self._layers.store(index, part, inputs)
+
+    def _run_layers(self, embedded: Tensor, inputs: AttentionInputs) -> Tensor:
+        layers = self._layers
+        stream, normed = layers.ops.add_rms_norm(None, embedded, layers.first_norm.weight, layers.first_norm.eps)
+        return layers.run(stream, normed, inputs)[1]
 
 
 class CpuBlockDrafter(TorchBlockDrafter):
@@ -216,5 +245,9 @@ class CpuBlockDrafter(TorchBlockDrafter):
 
 def block_drafter(head: DFlashHead, limits: EngineLimits, num_drafts: int, name: str, whole: bool) -> BlockDrafter:
     """The fastest way to run a head where it is."""
-    kind = CpuBlockDrafter if CpuBlockDrafter.serves(head) else TorchBlockDrafter
+    kind = TorchBlockDrafter
+    if CpuBlockDrafter.serves(head):
+        kind = CpuBlockDrafter
+    elif GpuBlockDrafter.serves(head, limits):
+        kind = GpuBlockDrafter
     return kind(head, limits, num_drafts, name, whole)

@@ -21,7 +21,7 @@ from specflow.core.limits import EngineLimits
 from specflow.errors import ConfigError
 from specflow.kernels.paged_kernels import steps_by
 from specflow.proposers.base import ProposeContext, Proposer, Requirements
-from specflow.proposers.block_drafter import BlockRows, CpuBlockDrafter, block_drafter
+from specflow.proposers.block_drafter import BlockRows, CpuBlockDrafter, GpuBlockDrafter, block_drafter
 from specflow.proposers.draft_loading import DraftDtype, LoadFormat, dummy_note
 from specflow.proposers.draft_sampling import DraftSampler, SampleMethod
 from specflow.proposers.some_requests import draft_where_wanted
@@ -181,7 +181,7 @@ class DFlashProposer(Proposer):
         if self.trained_on_chat is not None:
             facts["trained on"] = "conversations in a chat template" if self.trained_on_chat else "plain text"
         if hasattr(self, "_drafter"):
-            fused = isinstance(self._drafter, CpuBlockDrafter)
+            fused = isinstance(self._drafter, CpuBlockDrafter | GpuBlockDrafter)
             facts["drafting steps"] = steps_by(fused, self._drafter.pages.kernels)
             if self.nan_drafts:
                 facts["warning"] = (

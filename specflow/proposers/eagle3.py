@@ -25,8 +25,15 @@ from specflow.kernels.rotary import rotary_table
 from specflow.proposers.base import ProposeContext, Proposer, Requirements
 from specflow.proposers.draft_loading import DraftDtype, LoadFormat, dummy_note
 from specflow.proposers.draft_sampling import DraftSampler, SampleMethod
-from specflow.proposers.eagle3_round import CpuEagle3Round, CpuEagle3Steps, Eagle3Round, TorchEagle3Round
-from specflow.proposers.feature_rows import FeatureRows, feature_rows, features_of
+from specflow.proposers.eagle3_round import (
+    CpuEagle3Round,
+    CpuEagle3Steps,
+    Eagle3Round,
+    GpuEagle3Round,
+    GpuEagle3Steps,
+    TorchEagle3Round,
+)
+from specflow.proposers.feature_rows import FeatureRows, captured, feature_rows
 from specflow.proposers.head_pages import HeadPages
 from specflow.proposers.some_requests import draft_where_wanted, drafts_wanted, stacked_drafts
 from specflow.proposers.vocabulary import over_all_ids
@@ -113,8 +120,11 @@ class Eagle3Proposer(Proposer):
         config = self._head.config
         self._pages = HeadPages(config.layer, config.windows, limits, self._dtype)
         self._rotary = rotary_table(config.layer.rope, limits.table_width, limits.device, self._dtype)
-        fused = CpuEagle3Steps.serves(self._head)
-        self._steps = CpuEagle3Steps(self._head, self._pages, self._rotary, limits.table_width) if fused else None
+        self._steps: CpuEagle3Steps | GpuEagle3Steps | None = None
+        if CpuEagle3Steps.serves(self._head):
+            self._steps = CpuEagle3Steps(self._head, self._pages, self._rotary, limits.table_width)
+        elif GpuEagle3Steps.serves(self._head, limits):
+            self._steps = GpuEagle3Steps(self._head, self._pages, self._rotary)
         self._vocab_size, self._pages_on_cpu = limits.vocab_size, limits.device.type == "cpu"
         self._sampler = DraftSampler(self.options.draft_sample_method, limits, self.num_speculative_tokens)
 
@@ -139,10 +149,8 @@ class Eagle3Proposer(Proposer):
     def _follow(self, context: ProposeContext, rows: FeatureRows) -> tuple[Tensor, Tensor]:
         """Write keys and values of the confirmed rows; the tokens they embed [N] and their states [N, E]."""
         attention, head = rows.attention, self._head
-        hidden = features_of(context, self.name).hidden
         ids = context.token_table[context.slots[rows.owners], attention.positions + 1]
-        parts = [hidden[layer].index_select(0, rows.rows) for layer in head.config.capture_layers]
-        states = head.fuse(torch.stack(parts, 1).to(self._dtype))
+        states = head.fuse(captured(context, rows, head.config.capture_layers, self._dtype))
         if not self._newest_alone(context, len(ids)):  # else the first draft's pass writes them
             self._write(context, rows, ids, states)
         return ids, states
@@ -154,13 +162,17 @@ class Eagle3Proposer(Proposer):
 
     def _write(self, context: ProposeContext, rows: FeatureRows, ids: Tensor, states: Tensor) -> None:
         """Keys and values of rows that embed `ids` [N] and have `states` [N, E]."""
-        head, host, attention = self._head, context.host, rows.attention
-        if head.config.num_layers > 1:
+        head, host, attention, steps = self._head, context.host, rows.attention, self._steps
+        one_layer = head.config.num_layers == 1
+        if isinstance(steps, GpuEagle3Steps):
+            # Nothing but keys and values of these rows is ever read.
+            (steps.store if one_layer else steps.run)(head.embed(ids), states, attention)
+            return
+        if not one_layer:
             head(head.embed(ids), states, self._rotary.rows(attention.positions), self._pages.attend(attention))
             return
-        # Nothing but keys and values of these rows is ever read.
-        if self._steps is not None and not context.static and (host.chunk_len == host.chunk_len[0]).all():
-            self._steps.store(ids, states, host.chunk_start, host.block_table)
+        if steps is not None and not context.static and (host.chunk_len == host.chunk_len[0]).all():
+            steps.store(ids, states, host.chunk_start, host.block_table)
             return
         fusing = head.layers[0]
         assert isinstance(fusing, FusingLayer)
@@ -186,6 +198,8 @@ class Eagle3Proposer(Proposer):
         return Draft(stacked_drafts(drafts, self.num_speculative_tokens), counts, sampler.law())
 
     def _round(self, context: ProposeContext) -> Eagle3Round:
+        if isinstance(self._steps, GpuEagle3Steps):
+            return GpuEagle3Round(context, self._steps, self.num_speculative_tokens)
         if self._steps is not None and not context.static:
             return CpuEagle3Round(context, self._steps)
         return TorchEagle3Round(context, self._head, self._pages, self._rotary, self.num_speculative_tokens)

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from specflow.core.attention import AttentionInputs, QueryGroup
+from specflow.core.limits import EngineLimits
 from specflow.heads.eagle3 import Eagle3Head, FusingLayer
 from specflow.kernels.cpu_decoder import add_norm, rotate_store, rotate_store_attend
 from specflow.kernels.cpu_pair_norm import pair_norm
 from specflow.kernels.rotary import RotaryTable
 from specflow.proposers.base import ProposeContext
 from specflow.proposers.decoder import gated, linear
+from specflow.proposers.gpu_head_layers import GpuHeadLayers
 from specflow.proposers.head_pages import HeadPages
 from specflow.proposers.joined_layers import join_weights
 from specflow.targets.weight_layout import lay_out_weights
@@ -48,7 +50,7 @@ class TorchEagle3Round(Eagle3Round):
         size = pages.block_size
         blocks = context.block_table.gather(1, self._positions.t() // size).t()
         self._slots = (self._positions % size + blocks * size).contiguous()  # [K, R]
-        self._rows = rotary.rows(self._positions.flatten()).unflatten(0, self._positions.shape)
+        self._rotary = rotary
         self._longest = int(context.host.num_tokens.max()) - _BEHIND + 1
 
     def step(self, index: int, token_ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,9 +65,54 @@ class TorchEagle3Round(Eagle3Round):
             seq_len=positions + 1,
             groups=(group,),
         )
-        head = self._head
-        raw, normed = head(head.embed(token_ids), state, self._rows[index], self._pages.attend(inputs))
-        return head.feedback(raw, normed), head.logits(normed)
+        raw, normed = self._run_layers(self._head.embed(token_ids), state, inputs)
+        return self._head.feedback(raw, normed), self._head.logits(normed)
+
+    def _run_layers(self, embedded: Tensor, state: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+        """The residual stream at the end and its norm, [R, E] each."""
+        return self._head(embedded, state, self._rotary.rows(inputs.positions), self._pages.attend(inputs))
+
+
+class GpuEagle3Round(TorchEagle3Round):
+    """On a GPU, the layers in few launches by Triton kernels."""
+
+    def __init__(self, context: ProposeContext, steps: "GpuEagle3Steps", num_drafts: int) -> None:
+        super().__init__(context, steps.head, steps.pages, steps.rotary, num_drafts)
+        self._steps = steps
+
+    def _run_layers(self, embedded: Tensor, state: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+        return self._steps.run(embedded, state, inputs)
+
+
+class GpuEagle3Steps:
+    """The layers over the head's own weights and pages; the module's results up to rounding."""
+
+    def __init__(self, head: Eagle3Head, pages: HeadPages, rotary: RotaryTable) -> None:
+        """The module's weights become views of joined ones."""
+        self.head, self.pages, self.rotary = head, pages, rotary
+        fusing = head.layers[0]
+        assert isinstance(fusing, FusingLayer)
+        self._layers = GpuHeadLayers(list(head.layers), head.norm, head.config.layer, pages, rotary)
+        self._weights = fusing.input_layernorm.weight.detach(), fusing.hidden_norm.weight.detach()
+
+    @staticmethod
+    def serves(head: Eagle3Head, limits: EngineLimits) -> bool:
+        """Whether the head is one that the kernels are written for."""
+        return GpuHeadLayers.serves(head.config.layer, limits)
+
+    def run(self, embedded: Tensor, state: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+        """Embeddings and states [T, E]; the residual stream at the end and its norm, [T, E] each."""
+        values = self._fused(embedded, state)
+        stream = values[:, state.shape[1] :] if self.head.config.norm_before_residual else state
+        return self._layers.run(stream, values, inputs)
+
+    def store(self, embedded: Tensor, state: Tensor, inputs: AttentionInputs) -> None:
+        """Keys and values of the first layer alone, from embeddings and states [T, E]."""
+        self._layers.store_first(self._fused(embedded, state), inputs)
+
+    def _fused(self, embedded: Tensor, state: Tensor) -> Tensor:
+        """What the first product reads, [T, 2 E]."""
+        return self._layers.ops.pair_norm(embedded, state, *self._weights, self.head.config.layer.norm_eps)
 
 
 class CpuEagle3Round(Eagle3Round):

@@ -25,6 +25,7 @@ class FeatureRows:
     owners: torch.Tensor  # [N] int64: request of the context
     last: torch.Tensor  # [B] int64: which of the N rows is the request's newest kept position
     attention: AttentionInputs  # positions [N], slots [N] and the groups for causal attention over the head's pages
+    all_rows: bool = False  # the N rows may be all rows of the features, in their order
 
 
 def features_of(context: ProposeContext, name: str) -> Features:
@@ -32,6 +33,15 @@ def features_of(context: ProposeContext, name: str) -> Features:
     if context.features is None:
         raise ProposerError(f"proposer {name!r} needs the target's hidden states, and this target delivered none.")
     return context.features
+
+
+def captured(context: ProposeContext, rows: FeatureRows, layers: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Hidden states of these rows in the layers, [N, A, E]. The context must have features."""
+    assert context.features is not None
+    hidden = [context.features.hidden[layer] for layer in layers]
+    if not rows.all_rows:
+        hidden = [part.index_select(0, rows.rows) for part in hidden]
+    return torch.stack(hidden, 1).to(dtype)
 
 
 def feature_rows(context: ProposeContext, block_size: int, width: int, name: str) -> FeatureRows:
@@ -80,7 +90,10 @@ def _static_rows(context: ProposeContext, features: Features, block_size: int, w
         groups=(QueryGroup(0, requests, 0, width, _longest(context), None, is_bound=context.static),),
     )
     owners = numbers.unsqueeze(1).expand(-1, width).flatten()
-    return FeatureRows(rows.flatten(), owners, numbers * width + features.num_valid - 1, attention)
+    # In a step as wide as this, row j of a request is the features' own; what was rejected goes to block 0 like any
+    # other surplus.
+    whole = context.static and all(len(part) == len(owners) for part in features.hidden.values())
+    return FeatureRows(rows.flatten(), owners, numbers * width + features.num_valid - 1, attention, whole)
 
 
 def _longest(context: ProposeContext) -> int:

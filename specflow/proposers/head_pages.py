@@ -26,13 +26,13 @@ class HeadPages:
         self.stacked = torch.zeros((len(windows), *size), device=limits.device, dtype=dtype)
         self.layers = list(self.stacked.unbind(0))
         self.kernels = paged_kernels(limits.paged_kernels)
-        self._causal = causal or (True,) * len(windows)
-        self._windows, self._scale, self._kv_heads = windows, shape.head_dim**-0.5, shape.num_kv_heads
+        self.causal = causal or (True,) * len(windows)
+        self.windows, self._scale, self._kv_heads = windows, shape.head_dim**-0.5, shape.num_kv_heads
 
     def write(self, layer: int, slot_mapping: Tensor, key: Tensor, value: Tensor) -> None:
         """Store keys and values [T, Hkv, D] at slots [T] int64."""
         # States overflow in some half-precision targets; a NaN left in a page would spoil whoever gets the block next.
-        self.kernels.write(*self._pair(layer), slot_mapping, key, value, clean=True)
+        self.kernels.write(*self.pair(layer), slot_mapping, key, value, clean=True)
 
     def write_all(self, slot_mapping: Tensor, keys_values: Tensor) -> None:
         """Store keys and values of all layers, [L, T, 2 Hkv, D], at slots [T] int64."""
@@ -45,16 +45,16 @@ class HeadPages:
             self.write(layer, inputs.slot_mapping, key, value)
             return self.kernels.attend(
                 query,
-                *self._pair(layer),
+                *self.pair(layer),
                 inputs,
                 scale=self._scale,
-                window=self._windows[layer],
-                causal=self._causal[layer],
+                window=self.windows[layer],
+                causal=self.causal[layer],
             )
 
         return run
 
-    def _pair(self, layer: int) -> tuple[Tensor, Tensor]:
+    def pair(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, views of its pages."""
         pages = self.layers[layer]
         return pages[:, :, : self._kv_heads], pages[:, :, self._kv_heads :]

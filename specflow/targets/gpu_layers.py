@@ -30,10 +30,11 @@ Pages = tuple[torch.Tensor, torch.Tensor]
 
 
 class LayerOps(Protocol):
-    """The three functions of `specflow.kernels.layer_ops`, or the same by Triton."""
+    """The functions of `specflow.kernels.layer_ops`, or the same by Triton."""
 
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     gated_silu: Callable[..., torch.Tensor]
+    pair_norm: Callable[..., torch.Tensor]
     norm_rotate_write: Callable[..., torch.Tensor]
 
 
@@ -68,7 +69,7 @@ class GpuLayers:
         self.layers, self.ops = layers, ops
         self._rotary, self._last = facts.rotary_embedding(model), facts.final_norm(model)
         self._head: Any = model.get_output_embeddings()
-        self._final = _norm(self._last)
+        self._final = norm_of(self._last)
         self._replaced: list[nn.Module] = []
         self.linears = Linears(ops.gated_silu)
         self._left: tuple[torch.Tensor, torch.Tensor] | None = None  # by the last layer: its output and the next norm
@@ -100,8 +101,10 @@ class GpuLayers:
             self._replace(self._head, lambda values: product("head", values[0], weight).unsqueeze(0))
         following = [layer.input_norm for layer in self.layers[1:]] + [self._final]
         for layer, shape, norm in zip(self.layers, shapes, following, strict=True):
-            mix = _Attention(layer, shape, pages(shape.module), current, kernels, table, self.ops)
-            self._replace(layer.module, self._forward(layer, mix, norm))
+            mix = LayerAttention(
+                layer, pages(shape.module), kernels, table, self.ops, scale=shape.scale, window=shape.window
+            )
+            self._replace(layer.module, self._forward(mix, current, norm))
 
     def leave(self) -> None:
         """Let the classes' own `forward` show again; safe to call twice."""
@@ -114,17 +117,16 @@ class GpuLayers:
         module.forward = forward
         self._replaced.append(module)
 
-    def _forward(self, layer: GpuLayer, mix: "_Attention", following: Norm) -> Callable[..., torch.Tensor]:
+    def _forward(
+        self, mix: "LayerAttention", current: Callable[[], AttentionInputs | None], following: Norm
+    ) -> Callable[..., torch.Tensor]:
         """A replacement for the decoder layer's `forward`: hidden states [1, T, E] to the same."""
-        linears, add_norm = self.linears, self.ops.add_rms_norm
 
         def forward(hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
-            stream, normed = self._normed(hidden_states[0], layer.input_norm)
-            mixed = mix(linears.product("qkv", normed, layer.qkv, layer.qkv_bias))
-            delta = linears.product("output", mixed, layer.output)
-            stream, normed = add_norm(delta, stream, layer.post_norm.weight, layer.post_norm.eps)
-            delta = linears.product("down", linears.gated(normed, layer.gate_up), layer.down)
-            self._left = add_norm(delta, stream, following.weight, following.eps)
+            inputs = current()
+            assert inputs is not None
+            stream, normed = self._normed(hidden_states[0], mix.layer.input_norm)
+            self._left = run_layer(mix, self.linears, inputs, stream, normed, following)
             return self._left[0].unsqueeze(0)
 
         return forward
@@ -144,27 +146,50 @@ class GpuLayers:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attention:
+class LayerAttention:
     """Everything between the first two products of a layer."""
 
     layer: GpuLayer
-    shape: LayerShape
     pages: Pages
-    current: Callable[[], AttentionInputs | None]
     kernels: PagedKernels
-    rotary: torch.Tensor
+    rotary: torch.Tensor  # [P, 2, 1, D]
     ops: LayerOps
+    scale: float  # of the scores
+    window: int | None
+    causal: bool = True
+    clean: bool = False  # no NaN and no infinity enters the pages
 
-    def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
+    def __call__(self, qkv: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
         """[T, (Hq + 2 Hkv) * D] -> [T, Hq * D]."""
-        inputs, layer = self.current(), self.layer
-        assert inputs is not None
+        layer = self.layer
         query = self.ops.norm_rotate_write(
-            qkv, *self.pages, inputs.slot_mapping, inputs.positions, self.rotary, layer.qk_norm, layer.qk_eps
+            qkv, *self.pages, inputs.slot_mapping, inputs.positions, self.rotary, layer.qk_norm, layer.qk_eps,
+            clean=self.clean,
+        )  # fmt: skip
+        mixed = self.kernels.attend(
+            query, *self.pages, inputs, scale=self.scale, window=self.window, causal=self.causal
         )
-        shape = self.shape
-        mixed = self.kernels.attend(query, *self.pages, inputs, scale=shape.scale, window=shape.window)
         return mixed.flatten(1)
+
+
+def run_layer(
+    mix: LayerAttention,
+    linears: Linears,
+    inputs: AttentionInputs,
+    stream: torch.Tensor,
+    values: torch.Tensor,
+    following: Norm,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One layer over the residual stream [T, E]; values [T, E']: what its first product reads.
+
+    Returns the stream behind the layer and its norm by `following`, [T, E] each.
+    """
+    layer, add_norm = mix.layer, mix.ops.add_rms_norm
+    mixed = mix(linears.product("qkv", values, layer.qkv, layer.qkv_bias), inputs)
+    delta = linears.product("output", mixed, layer.output)
+    stream, normed = add_norm(delta, stream, layer.post_norm.weight, layer.post_norm.eps)
+    delta = linears.product("down", linears.gated(normed, layer.gate_up), layer.down)
+    return add_norm(delta, stream, following.weight, following.eps)
 
 
 def gpu_layers(model: PreTrainedModel, shapes: tuple[LayerShape, ...], ops: LayerOps | None = None) -> GpuLayers | None:
@@ -183,7 +208,7 @@ def gpu_layers(model: PreTrainedModel, shapes: tuple[LayerShape, ...], ops: Laye
         if facts.text_config(model).hidden_size > kernels.MOST_COLUMNS:
             return None
         ops = kernels
-    joined = tuple(_join_layer(layer) for layer in layers)
+    joined = tuple(join_layer(layer) for layer in layers)
     return GpuLayers(model, joined, ops)
 
 
@@ -206,25 +231,30 @@ def _is_plain(layer: Any, shape: LayerShape) -> bool:
     )
 
 
-def _join_layer(layer: Any) -> GpuLayer:
+def join_layer(layer: Any) -> GpuLayer:
+    """Weights of a layer with the module names of Llama and Qwen, whose parameters become views of them.
+
+    Biases other than of query, key and value are left out.
+    """
     attention, mlp = layer.self_attn, layer.mlp
     inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
     normed = hasattr(attention, "q_norm")
     return GpuLayer(
         module=layer,
-        input_norm=_norm(layer.input_layernorm),
+        input_norm=norm_of(layer.input_layernorm),
         qkv=_join(inputs),
         qkv_bias=None if inputs[0].bias is None else torch.cat([linear.bias.detach() for linear in inputs]),
         qk_norm=(attention.q_norm.weight.detach(), attention.k_norm.weight.detach()) if normed else None,
         qk_eps=attention.q_norm.variance_epsilon if normed else 0.0,
         output=attention.o_proj.weight.detach(),
-        post_norm=_norm(layer.post_attention_layernorm),
+        post_norm=norm_of(layer.post_attention_layernorm),
         gate_up=_join([mlp.gate_proj, mlp.up_proj]),
         down=mlp.down_proj.weight.detach(),
     )
 
 
-def _norm(module: Any) -> Norm:
+def norm_of(module: Any) -> Norm:
+    """Weight and epsilon of a norm's module."""
     return Norm(module.weight.detach(), module.variance_epsilon)
 
 

@@ -49,6 +49,31 @@ def test_gated_silu(rows: int, columns: int, dtype: torch.dtype) -> None:
     near(found, reference.gated_silu(values))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_two_norms_side_by_side(dtype: torch.dtype) -> None:
+    values = [some(3, 96, dtype=dtype, seed=seed) for seed in (0, 1)]
+    weights = [some(96, dtype=dtype, seed=seed) for seed in (2, 3)]
+    near(kernels.pair_norm(*values, *weights, 1e-3), reference.pair_norm(*values, *weights, 1e-3))
+
+
+def test_keys_and_values_alone_from_rows_that_lie_apart() -> None:
+    """No queries; a layer's part of a wider product; nothing but numbers enters the pages."""
+    wide = some(3, 4 * 2 * 16, dtype=torch.float32)
+    wide[1, 40], wide[2, 60] = float("nan"), float("inf")
+    rotary = rotary_table(RopeConfig(head_dim=16, theta=100.0), 50, DEVICE, torch.float32).values
+    slots, positions = torch.tensor([3, 11, 30], device=DEVICE), torch.tensor([0, 7, 49], device=DEVICE)
+    outcomes = []
+    for module in (kernels, reference):
+        keys, values = (some(4, 8, 1, 16, dtype=torch.float32, seed=seed) for seed in (5, 6))
+        part = wide[:, 32:64]
+        query = module.norm_rotate_write(part, keys, values, slots, positions, rotary, None, 1e-6, clean=True)
+        assert query.shape == (3, 0, 16)
+        outcomes.append((keys, values))
+    for found, expected in zip(*outcomes, strict=True):
+        near(found, expected)
+        assert torch.isfinite(found).all()
+
+
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 16), (3, 1, 80), (8, 8, 64)])

@@ -13,11 +13,13 @@ from specflow.core.draft import Draft
 from specflow.heads.eagle3 import Eagle3Head
 from specflow.proposers.base import Features, ProposeContext
 from specflow.proposers.eagle3 import Eagle3Options, Eagle3Proposer
+from specflow.proposers.eagle3_round import GpuEagle3Steps
 from specflow.targets.base import TokenTables
 from tests.heads.eagle3_helpers import VOCAB, WIDTH, chain, save_head, tiny_facts
-from tests.proposers.helpers import MAX_LEN, SLOTS, Row, make_context, make_limits
+from tests.proposers.helpers import MAX_LEN, SLOTS, Row, make_context, make_limits, skip_without_interpreter
 
 PATHS = ("fused", "torch")
+EVERY_PATH = (*PATHS, "triton")  # the last one interpreted, and slow
 
 
 class Eagle3Bench:
@@ -35,6 +37,11 @@ class Eagle3Bench:
         self.proposer.attach(self.target, self.limits)
         if path == "torch":
             self.proposer._steps = None
+        if path == "triton":
+            skip_without_interpreter()
+            self.limits = replace(self.limits, paged_kernels="triton")
+            self.proposer.attach(self.target, self.limits)
+            self.proposer._steps = GpuEagle3Steps(self.proposer._head, self.proposer._pages, self.proposer._rotary)
         blocks = np.arange(1, 1 + SLOTS * self.limits.max_blocks_per_seq)
         np.random.default_rng(0).shuffle(blocks)
         self.blocks = np.zeros((SLOTS + 1, self.limits.max_blocks_per_seq), dtype=np.int64)

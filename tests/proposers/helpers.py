@@ -6,11 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specflow.core.draft import Draft
 from specflow.core.limits import EngineLimits
+from specflow.kernels.triton_choice import triton_available
 from specflow.proposers.base import HostView, ProposeContext
 from specflow.proposers.draft_model import DraftModelOptions, DraftModelProposer
 from specflow.proposers.pard import PardOptions, PardProposer
@@ -22,6 +24,12 @@ METHODS: dict[str, tuple[Any, Any]] = {
 BLOCK = 4
 SLOTS = 4
 MAX_LEN = 64
+
+
+def skip_without_interpreter() -> None:
+    """Skip a test that runs Triton kernels on a CPU where they are compiled, or where there is no Triton."""
+    if not triton_available() or torch.cuda.is_available():
+        pytest.skip("runs Triton kernels on a CPU, in the interpreter")
 
 
 def make_limits(k: int, vocab: int, lookahead: int = 0, max_len: int = MAX_LEN, num_blocks: int = 200) -> EngineLimits:

@@ -1,5 +1,6 @@
 """The DFlash proposer, driven by contexts made by hand; every block computed afresh beside it."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from specflow.errors import ConfigError, ProposerError
 from specflow.heads.dflash import BlockLayer, DFlashConfig
 from specflow.kernels.noise import DRAFT, gumbel_noise
 from specflow.proposers.base import Features, ProposeContext
-from specflow.proposers.block_drafter import BlockRows, TorchBlockDrafter
+from specflow.proposers.block_drafter import BlockRows, GpuBlockDrafter, TorchBlockDrafter
 from specflow.proposers.dflash import DFlashOptions, DFlashProposer
 from specflow.proposers.draft_sampling import DraftSampler
 from tests.heads.dflash_cases import (
@@ -28,7 +29,7 @@ from tests.heads.dflash_cases import (
     plain_block,
     saved_head,
 )
-from tests.proposers.helpers import SLOTS, Row, make_context, make_limits
+from tests.proposers.helpers import SLOTS, Row, make_context, make_limits, skip_without_interpreter
 
 CPU = SimpleNamespace(device=torch.device("cpu"))
 NAN = float("nan")
@@ -47,13 +48,15 @@ class DFlashBench:
         self.k = self.proposer.num_speculative_tokens
         self.limits = make_limits(self.k, VOCAB, self.proposer.requirements().lookahead_tokens)
         self.proposer.attach(target, self.limits)
-        if way == "torch":
-            loaded = self.proposer._head
-            self.proposer._drafter = TorchBlockDrafter(
-                loaded, self.limits, self.k, "dflash", self.proposer.options.whole_block
-            )
+        if way != "fused":
+            kind = TorchBlockDrafter
+            if way == "triton":
+                skip_without_interpreter()
+                kind, self.limits = GpuBlockDrafter, replace(self.limits, paged_kernels="triton")
+            loaded, whole = self.proposer._head, self.proposer.options.whole_block
+            self.proposer._drafter = kind(loaded, self.limits, self.k, "dflash", whole)
         # Nothing may depend on what blocks held before; plain torch multiplies hidden values by zero.
-        self.proposer._drafter.pages.stacked.fill_(NAN if way == "fused" else 1e4)
+        self.proposer._drafter.pages.stacked.fill_(1e4 if way == "torch" else NAN)
         blocks = np.arange(1, 1 + SLOTS * self.limits.max_blocks_per_seq)
         np.random.default_rng(0).shuffle(blocks)
         self.blocks = np.zeros((SLOTS + 1, self.limits.max_blocks_per_seq), dtype=np.int64)
@@ -103,7 +106,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("way", ["fused", "torch"])
+@pytest.mark.parametrize("way", ["fused", "torch", "triton"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fewer_drafts_are_the_first_of_a_whole_block(tmp_path: Path, layout: str, way: str) -> None:
     """Rows that see the whole block say something else in a shorter one: a head well trained with blocks of 8 rows had
@@ -129,9 +132,14 @@ def test_causal_blocks_run_no_row_in_vain() -> None:
     assert both.rows_to_run(2, whole=False) == both.num_rows(2)
 
 
-@pytest.mark.parametrize("way", ["fused", "torch"])
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "rule", "way"),
+    [
+        *itertools.product(LAYOUTS, RULES, ["fused", "torch"]),
+        ("fill-in", "window", "triton"),
+        pytest.param("next-token", "both ways", "triton", marks=pytest.mark.slow),
+    ],
+)
 def test_pages_filled_step_by_step_equal_one_computation(tmp_path: Path, layout: str, rule: str, way: str) -> None:
     """Random acceptance, four requests of unlike lengths, prompts in chunks, rejected rows and old blocks of NaN."""
     config = make_config(sample_from_anchor=LAYOUTS[layout], block_layers=RULES[rule])
@@ -163,7 +171,7 @@ def test_pages_filled_step_by_step_equal_one_computation(tmp_path: Path, layout:
                 tokens[slot] += draft.token_ids[slot, : random.integers(0, bench.k + 1)].tolist()
 
 
-@pytest.mark.parametrize("way", ["fused", "torch"])
+@pytest.mark.parametrize("way", ["fused", "torch", "triton"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("k", [1, 2])
 def test_fewer_drafts_feed_fewer_masks(tmp_path: Path, k: int, layout: str, way: str) -> None:
@@ -174,7 +182,7 @@ def test_fewer_drafts_feed_fewer_masks(tmp_path: Path, k: int, layout: str, way:
     assert draft.logits is None
 
 
-@pytest.mark.parametrize("way", ["fused", "torch"])
+@pytest.mark.parametrize("way", ["fused", "torch", "triton"])
 def test_mixed_batch(tmp_path: Path, way: str) -> None:
     """A prompt chunk, a request at a limit of one draft, and two that draft; then their slots change hands."""
     bench = DFlashBench(tmp_path, None, way)
@@ -189,7 +197,7 @@ def test_mixed_batch(tmp_path: Path, way: str) -> None:
     assert bench.step(Row(2, long, (7, 19), bench.k)).token_ids[0].tolist() == bench.greedy(2, long)
 
 
-@pytest.mark.parametrize("way", ["fused", "torch"])
+@pytest.mark.parametrize("way", ["fused", "torch", "triton"])
 def test_drafting_at_the_context_limit(tmp_path: Path, way: str) -> None:
     """C48: the block goes on past the last position, into the blocks kept for that."""
     bench = DFlashBench(tmp_path, None, way)
@@ -229,7 +237,7 @@ def test_stored_law_is_the_sampled_one(tmp_path: Path) -> None:
             assert int((draft.logits[b, i] + noise).argmax()) == int(draft.token_ids[b, i])
 
 
-@pytest.mark.parametrize("way", ["fused", "torch"])
+@pytest.mark.parametrize("way", ["fused", "torch", "triton"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_reduced_vocabulary(tmp_path: Path, temperature: float, way: str) -> None:
     """Drafts are ids of the target, and the law is over its ids; the head says odd ones only."""
@@ -295,7 +303,7 @@ def test_a_head_on_top_chooses_in_its_own_way(tmp_path: Path, temperature: float
 # -- the rest -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["fused", "torch"])
+@pytest.mark.parametrize("way", ["fused", "torch", "triton"])
 def test_states_that_are_not_numbers(tmp_path: Path, way: str) -> None:
     """C40: that request drafts nothing and is counted; the others, and later owners of its blocks, are untouched."""
     bench = DFlashBench(tmp_path, None, way)

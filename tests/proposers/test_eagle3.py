@@ -19,7 +19,7 @@ from specflow.proposers.eagle3 import Eagle3Options
 from specflow.proposers.feature_rows import FeatureRows, feature_rows
 from specflow.zoo.bundle import model_folder
 from tests.heads.eagle3_helpers import VARIANTS, VOCAB, dense, make_head, rotary
-from tests.proposers.eagle3_helpers import PATHS, Eagle3Bench
+from tests.proposers.eagle3_helpers import EVERY_PATH, PATHS, Eagle3Bench
 from tests.proposers.helpers import MAX_LEN, Row, after
 
 PROMPT = [5, 9, 200, 17, 33, 8, 90]
@@ -41,6 +41,7 @@ def ids_of(draft: Any, row: int = 0) -> list[int]:
     return draft.token_ids[row].tolist()
 
 
+@pytest.mark.parametrize("path", EVERY_PATH)
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_every_kind_of_head_drafts_what_it_says_afresh(tmp_path: Path, path: str, variant: str) -> None:
     bench = Eagle3Bench(tmp_path, make_head(**VARIANTS[variant]), K, path)

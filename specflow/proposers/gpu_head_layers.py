@@ -1,0 +1,75 @@
+"""The decoder layers of a trained head in few launches, by the Triton kernels that serve the target's layers."""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specflow.core.attention import AttentionInputs
+from specflow.core.limits import EngineLimits
+from specflow.heads.layers import LayerShape, RMSNorm
+from specflow.kernels.rotary import RotaryTable
+from specflow.proposers.head_pages import HeadPages
+from specflow.targets.gpu_layers import LayerAttention, LayerOps, join_layer, norm_of, run_layer
+from specflow.targets.linears import Linears
+
+
+class GpuHeadLayers:
+    """All layers of a head over its pages; the modules' results up to rounding.
+
+    The modules' own weights become views of the joined ones.
+    """
+
+    def __init__(
+        self, layers: Sequence[nn.Module], last: RMSNorm, shape: LayerShape, pages: HeadPages, rotary: RotaryTable
+    ) -> None:
+        """last: the norm behind the last layer."""
+        self.ops, joined = _ops(), [join_layer(layer) for layer in layers]
+        self.first_norm = joined[0].input_norm
+        self._following = [*(layer.input_norm for layer in joined[1:]), norm_of(last)]
+        self._linears = Linears(self.ops.gated_silu)
+        self._mixes = [
+            LayerAttention(
+                layer, pages.pair(index), pages.kernels, rotary.values, self.ops, scale=shape.head_dim**-0.5,
+                window=pages.windows[index], causal=pages.causal[index], clean=True,
+            )
+            for index, layer in enumerate(joined)
+        ]  # fmt: skip
+
+    @staticmethod
+    def serves(shape: LayerShape, limits: EngineLimits) -> bool:
+        """Whether a head of this shape is one that the kernels are written for, on a device where they run."""
+        if limits.paged_kernels != "triton" or shape.output_bias or shape.mlp_bias:
+            return False
+        from specflow.kernels.layer_ops_triton import MOST_COLUMNS
+
+        return shape.hidden_size <= MOST_COLUMNS
+
+    def run(self, stream: Tensor, values: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+        """All layers over the residual stream [T, E]; values [T, E']: what the first product reads.
+
+        Returns the stream at the end and its norm, [T, E] each.
+        """
+        for mix, following in zip(self._mixes, self._following, strict=True):
+            stream, values = run_layer(mix, self._linears, inputs, stream, values, following)
+        return stream, values
+
+    def store_first(self, values: Tensor, inputs: AttentionInputs) -> None:
+        """Keys and values of the first layer alone, from what its first product reads, [T, E']."""
+        mix = self._mixes[0]
+        first, bias = mix.layer.output.shape[1], mix.layer.qkv_bias  # behind the queries
+        self.store(0, F.linear(values, mix.layer.qkv[first:], None if bias is None else bias[first:]), inputs)
+
+    def store(self, index: int, keys_values: Tensor, inputs: AttentionInputs) -> None:
+        """Norm and rotate the keys of keys_values [T, 2 Hkv * D] and put all into the pages of a layer."""
+        mix = self._mixes[index]
+        self.ops.norm_rotate_write(
+            keys_values, *mix.pages, inputs.slot_mapping, inputs.positions, mix.rotary, mix.layer.qk_norm,
+            mix.layer.qk_eps, clean=True,
+        )  # fmt: skip
+
+
+def _ops() -> LayerOps:
+    from specflow.kernels import layer_ops_triton
+
+    return layer_ops_triton
