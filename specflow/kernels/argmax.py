@@ -1,6 +1,8 @@
-"""Argmax along the last dimension with one rule for ties on every device."""
+"""Highest values along the last dimension, with one rule for ties on every device."""
 
 import torch
+
+from specflow.kernels.triton_choice import triton_available
 
 
 def lowest_argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -12,3 +14,12 @@ def lowest_argmax(logits: torch.Tensor) -> torch.Tensor:
         return torch.argmax(logits, dim=-1)
     exact = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     return torch.as_tensor(exact.detach().numpy().argmax(-1))
+
+
+def top_entries(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Highest value of each row, not finite where a NaN is, and its index as `lowest_argmax` has it; [...] each."""
+    if logits.is_cuda and triton_available():
+        from specflow.kernels import argmax_triton
+
+        return argmax_triton.top_entries(logits)
+    return logits.amax(-1), lowest_argmax(logits)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from specflow.core.limits import EngineLimits
-from specflow.kernels.argmax import lowest_argmax
+from specflow.kernels.argmax import top_entries
 from specflow.kernels.noise import gumbel_argmax, gumbel_noise
 from specflow.samplers.filters import filter_rows
 
@@ -49,10 +49,10 @@ class DraftSampler:
 
         Rows with NaN or infinite logits get some id; `usable` excludes them.
         """
-        self._peaks.append(logits.amax(-1))
+        peak, best = top_entries(logits)
+        self._peaks.append(peak)
         if not self._sampled:
-            return lowest_argmax(logits)
-        best = lowest_argmax(logits)
+            return best
         scaled = logits.float() / self._divisor
         if self._filters is not None:
             scaled = filter_rows(scaled, self._filters)
@@ -67,8 +67,9 @@ class DraftSampler:
     def choose_all(self, logits: torch.Tensor) -> torch.Tensor:
         """All drafts of each request at once, [R, K] int64, from logits [R, K, V'] that depend on no draft."""
         if not self._sampled:
-            self._peaks += logits.amax(-1).unbind(1)
-            return lowest_argmax(logits)
+            peaks, best = top_entries(logits)
+            self._peaks += peaks.unbind(1)
+            return best
         # One column after the other: the noise of a single one takes several times the memory of its logits.
         return torch.stack([self.choose(index, column) for index, column in enumerate(logits.unbind(1))], 1)
 

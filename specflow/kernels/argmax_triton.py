@@ -1,0 +1,77 @@
+"""The highest value of each row and where it stands, by Triton: the results of `argmax.top_entries`.
+
+Two launches: every part of a row by a program of its own, then the parts of a row.
+"""
+
+# mypy: ignore-errors
+# Bodies below are Triton's language, which only looks like typed Python.
+
+import torch
+import triton
+import triton.language as tl
+
+from specflow.kernels.launch_overlap import early_start
+from specflow.kernels.rejection.overlap import let_next_start, wait_for_previous
+from specflow.kernels.triton_choice import device_of
+
+_PART = 4096  # ids that one program reads
+
+
+@triton.jit
+def first_of_highest(values, ids, NOWHERE: tl.constexpr):
+    """The highest value, and the lowest id among those that have it; NaN counts as infinity."""
+    values = tl.where(values == values, values, float("inf"))
+    highest = tl.max(values)
+    return highest, tl.min(tl.where(values == highest, ids, NOWHERE))
+
+
+@triton.jit
+def part_kernel(logits, stride, highest, places, V, PART: tl.constexpr, NOWHERE: tl.constexpr, OVERLAP: tl.constexpr):
+    """Grid (rows, parts)."""
+    let_next_start(OVERLAP)
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    ids = part * PART + tl.arange(0, PART)
+    wait_for_previous(OVERLAP)
+    values = tl.load(logits + row * stride + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
+    value, place = first_of_highest(values, tl.where(ids < V, ids, NOWHERE), NOWHERE)
+    out = row * tl.num_programs(1) + part
+    tl.store(highest + out, value)
+    tl.store(places + out, place)
+
+
+@triton.jit
+def row_kernel(
+    highest, places, peaks, ids, num_parts, PARTS: tl.constexpr, NOWHERE: tl.constexpr, OVERLAP: tl.constexpr
+):
+    """Grid (rows,)."""
+    let_next_start(OVERLAP)
+    row, part = tl.program_id(0), tl.arange(0, PARTS)
+    inside = part < num_parts
+    wait_for_previous(OVERLAP)
+    values = tl.load(highest + row * num_parts + part, mask=inside, other=float("-inf"))
+    at = tl.load(places + row * num_parts + part, mask=inside, other=NOWHERE)
+    peak, place = first_of_highest(values, at, NOWHERE)
+    tl.store(peaks + row, peak)
+    tl.store(ids + row, place.to(tl.int64))
+
+
+def top_entries(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `argmax.top_entries`; peaks are float32 whatever the logits are."""
+    flat = logits.flatten(0, -2)
+    flat = flat if flat.stride(1) == 1 else flat.contiguous()
+    rows, columns = flat.shape
+    parts, early = -(-columns // _PART), early_start(flat.device)
+    highest = torch.empty(rows, parts, dtype=torch.float32, device=flat.device)
+    places = torch.empty(rows, parts, dtype=torch.int32, device=flat.device)
+    peaks = torch.empty(rows, dtype=torch.float32, device=flat.device)
+    ids = torch.empty(rows, dtype=torch.int64, device=flat.device)
+    if rows:
+        common = {"NOWHERE": 2**31 - 1, "OVERLAP": bool(early), **early}
+        with device_of(flat):
+            part_kernel[(rows, parts)](
+                flat, flat.stride(0), highest, places, columns, PART=_PART, num_warps=4, **common
+            )
+            row_kernel[(rows,)](
+                highest, places, peaks, ids, parts, PARTS=triton.next_power_of_2(parts), num_warps=1, **common
+            )
+    return peaks.view(logits.shape[:-1]), ids.view(logits.shape[:-1])
