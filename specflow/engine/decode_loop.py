@@ -25,8 +25,9 @@ from specflow.core.request import Request, Status
 from specflow.engine.border import Readback
 from specflow.engine.buffers import StepBuffers
 from specflow.engine.commit import StepResult, count_round, keep_tokens
+from specflow.engine.decode_books import COUNTS, RESULTS
 from specflow.engine.decode_state import DecodeState
-from specflow.engine.decode_step import COUNTS, RESULTS, DecodeStep, Law, Variant, Verified
+from specflow.engine.decode_step import DecodeStep, Law, Variant, Verified
 from specflow.engine.detokenizer import Detokenizer
 from specflow.engine.graphs import Calls, Graphs, batch_buckets
 from specflow.proposers.base import HostView, Proposer
@@ -69,7 +70,7 @@ class DecodeLoop:
         self._buckets = batch_buckets(limits.max_num_seqs)
         self._state = DecodeState(limits, self._buckets[-1])
         self._step = DecodeStep(target, proposer, sampler, buffers, self._state, limits)
-        self._readback = Readback(self._step.results)
+        self._readback = Readback(self._step.books.results)
         # One of the two is in use: whole steps, or their first halves where the host has to stay in the loop.
         self._whole: Calls[Variant, None] | None = None
         self._halves: Calls[Variant, Verified] | None = None
@@ -129,7 +130,7 @@ class DecodeLoop:
             return False
         if self._seated is None:
             self._load(requests)
-            self._step.begin(self._turn)
+            self._step.books.begin(self._turn)
         self._seat(requests)
         for request in requests:
             self._buffers.write_blocks(request)
@@ -310,7 +311,7 @@ class DecodeLoop:
             self._give_up(variant, error)
             return False
         finally:
-            self._step.begin(self._turn)
+            self._step.books.begin(self._turn)
             if self._seated:
                 self._state.seat(self._seated)
         return True

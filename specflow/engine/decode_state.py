@@ -9,6 +9,7 @@ from specflow.core.request import Request
 from specflow.engine.buffers import HostBuffer
 from specflow.samplers.filters import RowFilters
 
+# The order that `kernels.decode_books_triton` knows.
 _INTS = ("num_tokens", "num_drafts", "rounds", "seeds", "limits", "speculates", "top_k")
 _FLOATS = ("temperature", "top_p", "min_p")
 _UPLOADS = 4  # more than steps in flight: a staging row is free again when its turn comes
@@ -55,6 +56,16 @@ class DecodeState:
         row.fill_(self.pad_slot)
         row[: len(slots)] = torch.tensor(slots)
         self.slots.copy_(row, non_blocking=True)
+
+    @property
+    def ints(self) -> torch.Tensor:
+        """Columns by slot on the device, [columns, slots] int64."""
+        return self._ints.device
+
+    @property
+    def floats(self) -> torch.Tensor:
+        """The same for float32: temperature, top_p, min_p."""
+        return self._floats.device
 
     def vacate(self) -> None:
         """Make every row padding, for a step that must touch no request."""

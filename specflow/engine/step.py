@@ -20,8 +20,8 @@ from specflow.core.request import Request
 from specflow.engine.border import read_counts, read_verdict
 from specflow.engine.buffers import StepBuffers
 from specflow.engine.commit import StepResult, count_round, keep_tokens
+from specflow.engine.decode_books import usable_drafts
 from specflow.engine.decode_loop import DecodeLoop
-from specflow.engine.decode_step import usable_drafts
 from specflow.engine.detokenizer import Detokenizer
 from specflow.engine.logprobs import append_logprobs
 from specflow.engine.timing import PhaseClock
