@@ -7,6 +7,8 @@ python -m tests.kernels.compile_layers hip gfx942 64
 import sys
 from typing import Any
 
+from specflow.kernels import argmax_triton as argmax
+from specflow.kernels import decode_books_triton as books
 from specflow.kernels import few_rows_triton as few_rows
 from specflow.kernels import layer_ops_triton as layer_ops
 from tests.kernels.compile_paged import compile_variants
@@ -24,11 +26,19 @@ def variants(overlap: bool) -> list[tuple[Any, str, dict[str, Any]]]:
     found: list[tuple[Any, str, dict[str, Any]]] = [
         (layer_ops.add_norm_kernel, "bf16", {"BLOCK": 4096, "ADD": True}),
         (layer_ops.gated_silu_kernel, "bf16", {"BLOCK": 1024}),
+        (layer_ops.pair_norm_kernel, "bf16", {"BLOCK": 4096}),
         (layer_ops.norm_rotate_kernel, "bf16", HEADS | {"NORM": True, "CLEAN": False, "LARGEST": 3e38}),
+        (layer_ops.norm_rotate_kernel, "bf16", HEADS | {"HEADS": 0, "NORM": True, "CLEAN": True, "LARGEST": 3e38}),
         (layer_ops.norm_rotate_kernel, "fp16", HEADS | {"NORM": False, "CLEAN": True, "LARGEST": 65504.0}),
         (few_rows.few_rows_kernel, "bf16", PRODUCT | {"BLOCK_M": 8}),
         (few_rows.few_rows_kernel, "fp16", PRODUCT | {"GATED": True, "NEXT_EARLY": True}),
         (few_rows.few_rows_kernel, "bf16", PRODUCT | WIDE),
+        (books.open_kernel, "bf16", {"WIDTH": 3, "PLACES": 4, "BLOCKS": 1024, "PIECES": 2}),
+        (books.commit_kernel, "bf16", {"WIDTH": 3, "PLACES": 4}),
+        (books.close_kernel, "bf16", {"WIDTH": 3, "PLACES": 4, "K": 3, "HAS_DRAFTS": True}),
+        (books.close_kernel, "bf16", {"WIDTH": 0, "PLACES": 1, "K": 0, "HAS_DRAFTS": False}),
+        (argmax.part_kernel, "bf16", {"PART": 4096, "NOWHERE": 2**31 - 1}),
+        (argmax.row_kernel, "bf16", {"PARTS": 64, "NOWHERE": 2**31 - 1}),
         (few_rows.few_rows_kernel, "bf16", PRODUCT | {"EVEN": False, "HAS_BIAS": True, "AHEAD": 0}),
     ]
     return [(kernel, dtype, constants | {"OVERLAP": overlap}) for kernel, dtype, constants in found]

@@ -30,11 +30,16 @@ VARIANTS: list[tuple[Any, str, dict[str, Any]]] = [
     (write.write_kernel, "fp16", SIZES | {"BLOCK_H": 2, "CLEAN": True, "LARGEST": 65504.0}),
     (write.rotate_kernel, "bf16", SIZES | {"D": 128, "DP": 128, "BLOCK_H": 8, "CLEAN": True, "LARGEST": 3e38}),
 ]
-INTEGERS = {"positions", "block_table", "seq_len", "query_start", "slots"}
-FLOATS = {"partial", "log_sums", "sinks"}
+INTEGERS = {
+    "positions", "block_table", "seq_len", "query_start", "slots", "ids", "ints", "tokens", "blocks", "turn",
+    "turn_now", "row_ints", "slot_mapping", "token_ids", "draft_ids", "emitted_ids", "num_emitted", "num_accepted",
+    "committed", "num_drafts", "results",
+}  # fmt: skip
+FLOATS = {"partial", "log_sums", "sinks", "highest", "peaks", "floats", "row_floats"}
 MODEL = {
     "query", "key_pages", "value_pages", "output", "keys", "values", "heads", "rotary", "rotated", "delta", "residual",
     "weight", "total", "normed", "gate_up", "qkv", "query_norm", "key_norm", "bias", "norm_weight",
+    "first", "second", "first_weight", "second_weight", "logits",
 }  # fmt: skip
 
 
@@ -46,6 +51,8 @@ def kind_of(name: str, dtype: str) -> str:
         return "*i64"
     if name in FLOATS:
         return "*fp32"
+    if name == "places":
+        return "*i32"
     return "fp32" if name in ("scale", "softcap", "eps") else "i32"
 
 
