@@ -85,27 +85,42 @@ class Bench:
             raise ConfigError(f"no prompt of {file.name} fits --max-model-len {arguments.max_model_len}: raise it.")
         return Group(file.stem, taken, skipped, note)
 
-    def measure_group(self, group: Group, listener: Listener) -> list[Row]:
-        """Plain decoding, then every head."""
+    def turns(self, groups: Sequence[Group]) -> list[Sequence[Group]]:
+        """Groups that an engine runs before the next one has its turn.
+
+        A CPU changes its speed, so there the methods take turns file by file. A GPU captures graphs whenever an engine
+        is made, so there each is made once.
+        """
+        return [[group] for group in groups] if self.backend.device.type == "cpu" else [groups]
+
+    def measure_groups(self, groups: Sequence[Group], listener: Listener) -> list[Row]:
+        """Plain decoding of all groups, then every head."""
         arguments = self.arguments
+        plain: dict[str, tuple[Row, Measurement]] = {}
         rows: list[Row] = []
-        expected: Measurement | None = None
         for method in (PLAIN, *arguments.heads):
             engine = self.engine(method)
-            series = Series(method, method, arguments.batch_size, len(group.prompts))
-            short = SamplingParams(max_tokens=min(_WARMUP_TOKENS, arguments.max_tokens))
-            warmup = Series(method, method, arguments.batch_size, 1, warmup=True)
-            measure(engine, group.prompts[:1], short, warmup, listener, seed=0)
-            one = measure(engine, group.prompts, self.sampling, series, listener, seed=0)
-            row = Row(group.name, method, arguments.batch_size)
-            row.add(one)
-            if expected is not None:
-                row.speedup = row.speed / rows[0].speed
-                found = find_differences(engine, expected.outputs, one.outputs, self.sampling)
-                row.verdict = judge(found, len(one.outputs), row.output_tokens)
-            expected = expected or one
-            rows.append(row)
-        return rows
+            for group in groups:
+                listener.where = group.name
+                one = self._measure(engine, method, group, listener)
+                row = Row(group.name, method, arguments.batch_size)
+                row.add(one)
+                first, expected = plain.setdefault(group.name, (row, one))
+                if row is not first:
+                    row.speedup = row.speed / first.speed
+                    found = find_differences(engine, expected.outputs, one.outputs, self.sampling)
+                    row.verdict = judge(found, len(one.outputs), row.output_tokens)
+                rows.append(row)
+        order = [group.name for group in groups]
+        return sorted(rows, key=lambda row: order.index(row.group))
+
+    def _measure(self, engine: Engine, method: str, group: Group, listener: Listener) -> Measurement:
+        arguments = self.arguments
+        series = Series(method, method, arguments.batch_size, len(group.prompts))
+        short = SamplingParams(max_tokens=min(_WARMUP_TOKENS, arguments.max_tokens))
+        warmup = Series(method, method, arguments.batch_size, 1, warmup=True)
+        measure(engine, group.prompts[:1], short, warmup, listener, seed=0)
+        return measure(engine, group.prompts, self.sampling, series, listener, seed=0)
 
     def facts(self) -> dict[str, str]:
         """What ran where."""
@@ -186,9 +201,8 @@ def main(words: Sequence[str] | None = None) -> int:
         columns = TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()
         with Progress(*columns, console=console, refresh_per_second=2) as progress:
             listener = Listener(progress, requests * (1 + len(arguments.heads)))
-            for group in groups:
-                listener.where = group.name
-                rows += bench.measure_group(group, listener)
+            for turn in bench.turns(groups):
+                rows += bench.measure_groups(turn, listener)
                 put(arguments.output, tables(bench.facts(), rows))  # what is done is kept
     except SpecflowError as error:
         console.print(f"error: {error}", style="red", highlight=False, soft_wrap=True)

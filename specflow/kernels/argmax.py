@@ -16,10 +16,15 @@ def lowest_argmax(logits: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(exact.detach().numpy().argmax(-1))
 
 
-def top_entries(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Highest value of each row, not finite where a NaN is, and its index as `lowest_argmax` has it; [...] each."""
+def top_entries(logits: torch.Tensor, *, skip_nan: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Highest value of each row and its index, the lowest among equals; logits [..., V], [...] each.
+
+    A NaN counts as the highest value, and the one returned is not finite then; with skip_nan it counts as the lowest.
+    """
     if logits.is_cuda and triton_available():
         from specflow.kernels import argmax_triton
 
-        return argmax_triton.top_entries(logits)
+        return argmax_triton.top_entries(logits, skip_nan=skip_nan)
+    if skip_nan:
+        logits = torch.where(torch.isnan(logits), float("-inf"), logits)
     return logits.amax(-1), lowest_argmax(logits)

@@ -18,22 +18,28 @@ _PART = 4096  # ids that one program reads
 
 
 @triton.jit
-def first_of_highest(values, ids, NOWHERE: tl.constexpr):
-    """The highest value, and the lowest id among those that have it; NaN counts as infinity."""
-    values = tl.where(values == values, values, float("inf"))
+def first_of_highest(values, ids, NOWHERE: tl.constexpr, SKIP_NAN: tl.constexpr):
+    """The highest value, and the lowest id among those that have it; NaN counts as infinity of one sign."""
+    if SKIP_NAN:
+        values = tl.where(values == values, values, float("-inf"))
+    else:
+        values = tl.where(values == values, values, float("inf"))
     highest = tl.max(values)
     return highest, tl.min(tl.where(values == highest, ids, NOWHERE))
 
 
 @triton.jit
-def part_kernel(logits, stride, highest, places, V, PART: tl.constexpr, NOWHERE: tl.constexpr, OVERLAP: tl.constexpr):
+def part_kernel(
+    logits, stride, highest, places, V,
+    PART: tl.constexpr, NOWHERE: tl.constexpr, SKIP_NAN: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Grid (rows, parts)."""
     let_next_start(OVERLAP)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = part * PART + tl.arange(0, PART)
     wait_for_previous(OVERLAP)
     values = tl.load(logits + row * stride + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
-    value, place = first_of_highest(values, tl.where(ids < V, ids, NOWHERE), NOWHERE)
+    value, place = first_of_highest(values, tl.where(ids < V, ids, NOWHERE), NOWHERE, SKIP_NAN)
     out = row * tl.num_programs(1) + part
     tl.store(highest + out, value)
     tl.store(places + out, place)
@@ -41,8 +47,9 @@ def part_kernel(logits, stride, highest, places, V, PART: tl.constexpr, NOWHERE:
 
 @triton.jit
 def row_kernel(
-    highest, places, peaks, ids, num_parts, PARTS: tl.constexpr, NOWHERE: tl.constexpr, OVERLAP: tl.constexpr
-):
+    highest, places, peaks, ids, num_parts,
+    PARTS: tl.constexpr, NOWHERE: tl.constexpr, SKIP_NAN: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Grid (rows,)."""
     let_next_start(OVERLAP)
     row, part = tl.program_id(0), tl.arange(0, PARTS)
@@ -50,12 +57,12 @@ def row_kernel(
     wait_for_previous(OVERLAP)
     values = tl.load(highest + row * num_parts + part, mask=inside, other=float("-inf"))
     at = tl.load(places + row * num_parts + part, mask=inside, other=NOWHERE)
-    peak, place = first_of_highest(values, at, NOWHERE)
+    peak, place = first_of_highest(values, at, NOWHERE, SKIP_NAN)
     tl.store(peaks + row, peak)
     tl.store(ids + row, place.to(tl.int64))
 
 
-def top_entries(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def top_entries(logits: torch.Tensor, *, skip_nan: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """See `argmax.top_entries`; peaks are float32 whatever the logits are."""
     flat = logits.flatten(0, -2)
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
@@ -66,7 +73,7 @@ def top_entries(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     peaks = torch.empty(rows, dtype=torch.float32, device=flat.device)
     ids = torch.empty(rows, dtype=torch.int64, device=flat.device)
     if rows:
-        common = {"NOWHERE": 2**31 - 1, "OVERLAP": bool(early), **early}
+        common = {"NOWHERE": 2**31 - 1, "SKIP_NAN": skip_nan, "OVERLAP": bool(early), **early}
         with device_of(flat):
             part_kernel[(rows, parts)](
                 flat, flat.stride(0), highest, places, columns, PART=_PART, num_warps=4, **common

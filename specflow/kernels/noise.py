@@ -7,6 +7,8 @@ stream between proposal and residual biases the output (vLLM PR 54282).
 
 import torch
 
+from specflow.kernels.triton_choice import triton_available
+
 COIN, DRAFT, TARGET, TREE, FRESH = 1, 2, 3, 4, 5
 
 CHUNK_IDS = 512  # ids of one chunk of `two_level_draw`; another number draws other tokens from the same law
@@ -18,6 +20,10 @@ _TWO_POW_MINUS_32 = 2.0**-32
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor, domain: int) -> torch.Tensor:
     """Float32 uniforms in (0, 1), one per entry; seeds and positions are int64 of the same shape."""
+    if _by_triton(seeds):
+        from specflow.kernels import noise_triton
+
+        return noise_triton.uniform(seeds, positions, domain)
     first, second = _keys(seeds, positions, domain)
     return _open_unit(_mix(first ^ _mix(second)), torch.float32)
 
@@ -30,6 +36,10 @@ def gumbel_noise(
     Written as -log(-log1p(-u)), so that the winning tail comes from u near 0, where a 32-bit uniform keeps its
     resolution in float32: the noise reaches 22.9 instead of 16.6. float64 only refines the logarithms.
     """
+    if _by_triton(seeds):
+        from specflow.kernels import noise_triton
+
+        return noise_triton.gumbel_noise(seeds, positions, domain, vocab_size, dtype)
     first, second = _keys(seeds, positions, domain)
     tokens = torch.arange(vocab_size, device=seeds.device, dtype=torch.int64)
     hashed = _mix(_mix(((tokens * _GOLDEN) & _MASK32).unsqueeze(0) ^ first.unsqueeze(1)) ^ second.unsqueeze(1))
@@ -86,6 +96,11 @@ def fresh_seeds(seeds: torch.Tensor, rounds: torch.Tensor) -> torch.Tensor:
     """
     first, second = _keys(seeds, rounds, FRESH)
     return (first << 31) ^ second
+
+
+def _by_triton(seeds: torch.Tensor) -> bool:
+    """On a GPU, one launch instead of some thirty."""
+    return seeds.is_cuda and triton_available()
 
 
 def _keys(seeds: torch.Tensor, positions: torch.Tensor, domain: int) -> tuple[torch.Tensor, torch.Tensor]:

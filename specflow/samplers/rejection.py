@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from specflow.core.draft import Verdict, VerifyInputs
+from specflow.kernels.argmax import top_entries
 from specflow.kernels.noise import COIN, two_level_draw, uniform
 from specflow.samplers.base import Sampler
 
@@ -38,15 +39,17 @@ class SequentialSampler(Sampler):
     """Drafts are accepted from the left up to the first failure; then one token is drawn."""
 
     greedy_by_argmax: bool = True  # greedy requests accept a draft iff it is the argmax; False: `judge` decides
+    reads_logits: bool = True  # whether `judge` looks at them
 
     def __init__(self, options: GumbelOptions) -> None:
         self._noise_dtype = options.noise_dtype
 
     def verify(self, logits: torch.Tensor, inputs: VerifyInputs) -> Verdict:
         """See `Sampler.verify`; no host read and no branch on values."""
-        logits = finite_or_masked(logits)
+        if not inputs.all_greedy or (self.reads_logits and not self.greedy_by_argmax):
+            logits = finite_or_masked(logits)
         rows = padded_rows(inputs, logits.shape[0])
-        best = torch.argmax(logits, dim=-1)
+        best = top_entries(logits, skip_nan=True)[1]
         judged = self._judge_all(logits, rows, best, inputs)
         num_accepted = count_leading(judged.accept, inputs)
         last_row = inputs.cu_rows[:-1] + num_accepted

@@ -92,6 +92,7 @@ class SyntheticSampler(SequentialSampler):
     name = "synthetic"
     lossless = False
     greedy_by_argmax = False
+    reads_logits = False
 
     def __init__(self, options: SyntheticOptions) -> None:
         super().__init__(options)

@@ -37,8 +37,8 @@ def variants(overlap: bool) -> list[tuple[Any, str, dict[str, Any]]]:
         (books.commit_kernel, "bf16", {"WIDTH": 3, "PLACES": 4}),
         (books.close_kernel, "bf16", {"WIDTH": 3, "PLACES": 4, "K": 3, "HAS_DRAFTS": True}),
         (books.close_kernel, "bf16", {"WIDTH": 0, "PLACES": 1, "K": 0, "HAS_DRAFTS": False}),
-        (argmax.part_kernel, "bf16", {"PART": 4096, "NOWHERE": 2**31 - 1}),
-        (argmax.row_kernel, "bf16", {"PARTS": 64, "NOWHERE": 2**31 - 1}),
+        (argmax.part_kernel, "bf16", {"PART": 4096, "NOWHERE": 2**31 - 1, "SKIP_NAN": True}),
+        (argmax.row_kernel, "bf16", {"PARTS": 64, "NOWHERE": 2**31 - 1, "SKIP_NAN": False}),
         (few_rows.few_rows_kernel, "bf16", PRODUCT | {"EVEN": False, "HAS_BIAS": True, "AHEAD": 0}),
     ]
     return [(kernel, dtype, constants | {"OVERLAP": overlap}) for kernel, dtype, constants in found]

@@ -40,3 +40,13 @@ def test_a_peak_that_is_no_number_shows(call: object, number: float) -> None:
     peaks, ids = call(logits)  # type: ignore[operator]
     assert peaks.isfinite().tolist() == [True, False, True]
     assert ids[1] == 4500
+
+
+@pytest.mark.parametrize("call", [top_entries, argmax_triton.top_entries])
+def test_nan_can_be_passed_over(call: object) -> None:
+    logits = torch.zeros(2, 5000, device=DEVICE)
+    logits[0, 4500], logits[0, 10] = 2.0, float("nan")
+    logits[1] = float("nan")
+    peaks, ids = call(logits, skip_nan=True)  # type: ignore[operator]
+    assert ids.tolist() == [4500, 0]
+    assert peaks.tolist() == [2.0, float("-inf")]
