@@ -3,7 +3,7 @@
     python benchmarks/target_step.py FOLDER                      # a folder with config.json; needs a GPU and triton
     python benchmarks/target_step.py FOLDER --linears torch      # without our kernel for products of few rows
     python benchmarks/target_step.py FOLDER --tune               # launch shapes of that kernel, product by product
-    python benchmarks/target_step.py FOLDER --sweep              # weights asked for ahead, in the whole pass
+    python benchmarks/target_step.py FOLDER --sweep              # the same in the whole pass, one product changed
 
 Weights are random (load_format=dummy). Every case is one CUDA graph of the pass as the engine runs it (layers, final
 norm, output head at every token), replayed with all requests at the given context; median of the replays by device
@@ -179,29 +179,45 @@ def _line(row: Row) -> str:
     return f"| {row.batch} | {row.query} | {times} | {row.gigabytes:.1f} | {100 * row.share:.0f} % |"
 
 
-def shapes_to_try() -> Iterator[FewRowsShape]:
-    """Launch shapes that are worth a measurement."""
-    for block_n, block_k, warps, stages, *ahead in (
-        (16, 256, 2, 4, 0, 16, 32), (16, 256, 2, 6, 0, 16), (16, 512, 2, 4, 0, 32), (16, 512, 4, 4, 0),
-        (16, 256, 1, 6, 0), (32, 256, 2, 4, 0, 16), (32, 256, 4, 4, 0), (64, 128, 4, 4, 0), (16, 128, 1, 8, 0),
+def shapes_to_try(name: str) -> Iterator[FewRowsShape]:
+    """Launch shapes of a product that are worth a measurement."""
+    streams = (
+        ((32, 128, 3), (32, 128, 4), (32, 256, 2), (16, 256, 2), (16, 256, 3), (64, 128, 2), (64, 128, 3))
+        if name == "gate_up"
+        else ((16, 256, 4), (16, 256, 6), (16, 256, 8), (16, 256, 12), (32, 256, 4), (32, 256, 6), (32, 256, 8))
+    )
+    for block_n, block_k, stages in streams:
+        for early in (False, True):
+            warps = block_n // 16
+            yield FewRowsShape(
+                block_n=block_n, block_k=block_k, warps=warps, stages=stages, next_early=early, stream=True
+            )
+    for block_n, block_k, warps, stages in (
+        (16, 256, 2, 4), (16, 256, 2, 6), (16, 512, 2, 4), (16, 512, 4, 4), (16, 256, 1, 6), (32, 256, 2, 4),
+        (32, 256, 4, 4), (64, 128, 4, 4), (16, 128, 1, 8),
     ):  # fmt: skip
-        for early in ahead:
-            yield FewRowsShape(block_n=block_n, block_k=block_k, warps=warps, stages=stages, ahead=early)
+        yield FewRowsShape(block_n=block_n, block_k=block_k, warps=warps, stages=stages)
 
 
 def sweep(options: argparse.Namespace, target: HfTarget) -> list[dict[str, Any]]:
-    """The whole pass with weights asked for ahead, product by product: what a product alone cannot show."""
-    layers = target._fused
+    """The whole pass with one product in another launch shape, or by torch: what a product alone cannot show."""
+    layers, head = target._fused, target.token_tables().head.detach()
     assert isinstance(layers, GpuLayers)
-    measured, found = layers.linears.choices.shapes, []
-    changes = [(name, ahead) for name in ("", *PRODUCTS) for ahead in ((0,) if not name else (8, 16, 32, 64))]
-    for name, ahead in changes:
-        shapes = {one: dict(by_rows) for one, by_rows in measured.items()}
-        shapes[name] = {rows: replace(shape, ahead=ahead) for rows, shape in shapes.get(name, {}).items()}
-        layers.linears.choices = Choices(shapes)
-        times = [_pass_time(options, target, batch, query) for batch in options.batch for query in options.query]
-        print(f"{name or 'none'} ahead {ahead}: {' '.join(f'{one:.3f}' for one in times)}", flush=True)
-        found.append({"name": name, "ahead": ahead, "times": times})
+    chosen, found = layers.linears.choices, []
+    cases = [(batch, query) for batch in options.batch for query in options.query if batch * query <= BUCKETS[-1]]
+    for name in PRODUCTS:
+        weight = head if name == "head" else getattr(layers.layers[0], name)
+        for shape in (None, *shapes_to_try(name)):
+            layers.linears.choices = chosen
+            trials = [trial_of(name, rows, weight, layers.ops.gated_silu, shape) for rows in BUCKETS] if shape else []
+            if not all(trial.agrees() for trial in trials):
+                continue
+            for bucket in BUCKETS:
+                layers.linears.choices = layers.linears.choices.replaced([(name, shape)], bucket)
+            times = [_pass_time(options, target, *case) for case in cases]
+            print(f"{name}: {' '.join(f'{one:.3f}' for one in times)}  {shape or 'torch'}", flush=True)
+            found.append({"name": name, "shape": shape and asdict(shape), "cases": cases, "times": times})
+    layers.linears.choices = chosen
     return found
 
 
@@ -215,7 +231,7 @@ def tune(target: HfTarget) -> list[dict[str, Any]]:
 
 def _tune_one(name: str, rows: int, layers: GpuLayers, head: torch.Tensor) -> dict[str, Any]:
     weights = [head] if name == "head" else [getattr(layer, name) for layer in layers.layers[:8]]
-    trials = [trial_of(name, rows, weights[0], layers.ops.gated_silu, shape) for shape in shapes_to_try()]
+    trials = [trial_of(name, rows, weights[0], layers.ops.gated_silu, shape) for shape in shapes_to_try(name)]
     with ThreadPoolExecutor(14) as pool:  # compiles
         errors = list(pool.map(lambda trial: trial.error(), trials))
 

@@ -3,10 +3,7 @@
 With a few rows a product costs what reading its weight costs, so the kernel is built around that one stream: a program
 owns BLOCK_N rows of the weight, which lie in one piece in memory, and reads them once for all rows of the batch, with
 several tiles in flight. A gate is applied in registers. There is no split along K: no atomics, and the same bits every
-time.
-
-Started early (`rejection.overlap`), a program can ask for the beginning of its weights while the kernel before it still
-runs.
+time. `few_rows_gluon` computes the same without a pause in that stream, on NVIDIA GPUs only.
 """
 
 # mypy: ignore-errors
@@ -36,18 +33,7 @@ class FewRowsShape:
     warps: int = 2
     stages: int = 4  # tiles in flight
     next_early: bool = False  # the next kernel may start once all programs have, else once all have read their weights
-    ahead: int = 0  # KiB of a program's weights that it asks for before the kernels before it end
-
-
-@triton.jit
-def ask_for(start, BYTES: tl.constexpr, PIECES: tl.constexpr):
-    """Bring BYTES from address `start` on into the L2 cache, in PIECES requests of a multiple of 16 bytes."""
-    address = start.to(tl.int64) + tl.arange(0, PIECES) * (BYTES // PIECES)
-    size = tl.full((PIECES,), BYTES // PIECES, tl.int32)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r", [address, size],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    stream: bool = False  # by `few_rows_gluon`, which asks for its first tiles before the kernel in front has ended
 
 
 @triton.jit
@@ -62,8 +48,7 @@ def read_tile(start, kept, EVEN: tl.constexpr):
 def few_rows_kernel(
     values, weight, bias, output, rows, N,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-    GATED: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr, PIECES: tl.constexpr, STAGES: tl.constexpr,
-    NEXT_EARLY: tl.constexpr, OVERLAP: tl.constexpr,
+    GATED: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, NEXT_EARLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of N,). N: columns of the output; values [rows, K], weight [N or 2 N, K], output [rows, N]."""
     if NEXT_EARLY:
@@ -72,10 +57,6 @@ def few_rows_kernel(
     row, column, place = tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     own = weight + first.to(tl.int64) * K
     other = weight + (N + first).to(tl.int64) * K
-    if OVERLAP and AHEAD > 0:
-        ask_for(own, AHEAD, PIECES)
-        if GATED:
-            ask_for(other, AHEAD, PIECES)
     wait_for_previous(OVERLAP)
     offsets = tl.arange(0, BLOCK_N)[:, None] * K + place[None, :]
     live = (row < rows)[:, None]
@@ -115,19 +96,20 @@ def few_rows_linear(
     (rows, depth), columns = values.shape, weight.shape[0] // (2 if gated else 1)
     assert rows <= MOST_ROWS, "more rows than the kernel serves"
     assert weight.is_contiguous()
+    if shape.stream:
+        # Here, because not every installation that has Triton has what this needs.
+        from specflow.kernels.few_rows_gluon import few_rows_stream
+
+        return few_rows_stream(values, weight, bias, gated, shape)
     output = values.new_empty(rows, columns)
     block_k = min(shape.block_k, triton.next_power_of_2(depth))
     even = columns % shape.block_n == 0 and depth % block_k == 0
-    early, pieces = early_start(values.device), 32 * shape.warps
-    ahead = min(shape.ahead * 1024 // (2 if gated else 1), shape.block_n * depth * weight.element_size())
-    aligned = even and weight.data_ptr() % 16 == 0
+    early = early_start(values.device)
     with device_of(values):
         few_rows_kernel[(-(-columns // shape.block_n),)](
             values, weight, values if bias is None else bias, output, rows, columns,
             K=depth, BLOCK_M=max(8, triton.next_power_of_2(rows)), BLOCK_N=shape.block_n, BLOCK_K=block_k,
-            HAS_BIAS=bias is not None, GATED=gated, EVEN=even,
-            AHEAD=ahead // (16 * pieces) * (16 * pieces) if aligned else 0, PIECES=pieces, STAGES=shape.stages,
-            NEXT_EARLY=shape.next_early,
+            HAS_BIAS=bias is not None, GATED=gated, EVEN=even, STAGES=shape.stages, NEXT_EARLY=shape.next_early,
             OVERLAP=bool(early), num_warps=shape.warps, **early,
         )  # fmt: skip
     return output

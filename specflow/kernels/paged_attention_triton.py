@@ -30,6 +30,9 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 # Keys that a split should have at least: fewer cost more in joining than they gain.
 _LEAST_KEYS = 128
 LEAST_KEYS = tl.constexpr(_LEAST_KEYS)
+# Tiles of keys and values in flight. A third one read long texts no faster, and took the room in which the next product
+# asks for its weights meanwhile.
+_STAGES = 2
 
 
 @triton.jit
@@ -341,7 +344,7 @@ def _launch(query, key_pages, value_pages, output, inputs, run: Run, rules, shap
             HAS_WINDOW=rules["window"] is not None, HAS_SOFTCAP=rules["softcap"] is not None,
             HAS_SINKS=sinks is not None, JOINED=splits == 1,
             num_warps=shape.warps or (8 if block_m * padded(value_size) > 64 * 128 else 4),
-            num_stages=shape.stages or _stages(query.device), OVERLAP=bool(early), **early,
+            num_stages=shape.stages or _STAGES, OVERLAP=bool(early), **early,
         )  # fmt: skip
         if splits > 1:
             few = splits <= 8
@@ -368,10 +371,6 @@ def _choose_splits(programs: int, max_seq_len: int, device: torch.device) -> int
     """As many as two programs per processor need, no more than there is work for."""
     useful = max(1, max_seq_len // _LEAST_KEYS)
     return max(1, min(MOST_SPLITS, useful, 2 * _properties(device)[0] // programs))
-
-
-def _stages(device: torch.device) -> int:
-    return 3 if _properties(device)[1] >= 160 * 1024 else 2
 
 
 @cache

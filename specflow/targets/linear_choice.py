@@ -1,14 +1,14 @@
 """Choosing, by measurement, which products of a few rows our kernel runs, and in which launch shape.
 
 What a product costs alone says little: the next one begins while it drains. So some layers run one after the other,
-with everything but attention, as a graph; beginning with torch's products, one product after the other is handed to our
-kernel, and it keeps it in the launch shape that made the whole chain fastest, if any did.
+with everything but attention, as a graph. Beginning with torch's products, or with ours where these are faster all
+together, one product after the other tries every launch shape, and torch, and keeps what made the whole chain fastest.
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,21 +52,38 @@ class Choices:
         parts = [f"{name} {', '.join(map(str, sorted(self.shapes[name])))}" for name in PRODUCTS if self.any(name)]
         return f"own kernel up to so many rows: {'; '.join(parts)}; else torch"
 
-    def replaced(self, name: str, rows: int, shape: "FewRowsShape") -> "Choices":
-        """The same, but for one product and bucket."""
-        return Choices(self.shapes | {name: self.shapes.get(name, {}) | {rows: shape}})
+    def replaced(self, changes: Iterable[tuple[str, "FewRowsShape | None"]], rows: int) -> "Choices":
+        """The same, but for these products and this bucket; None hands a product back to torch."""
+        shapes = dict(self.shapes)
+        for name, shape in changes:
+            others = {bucket: kept for bucket, kept in shapes.pop(name, {}).items() if bucket != rows}
+            if others or shape is not None:
+                shapes[name] = others if shape is None else others | {rows: shape}
+        return Choices(shapes)
 
 
-def candidates() -> tuple["FewRowsShape", ...]:
-    """Launch shapes that were good on an H200 at the sizes of Qwen3-8B (benchmarks/target_step.py --tune)."""
+def candidates(name: str, rows: int, device: torch.device) -> tuple["FewRowsShape", ...]:
+    """Launch shapes of a product that were good on an H200 at the sizes of Qwen3-8B (benchmarks/target_step.py --tune
+    and --sweep), the best first."""
     from specflow.kernels.few_rows_triton import FewRowsShape
+    from specflow.kernels.launch_overlap import early_start
 
-    return (
+    by_triton = (
         FewRowsShape(block_n=32, block_k=256, warps=2, stages=4),
         FewRowsShape(block_n=32, block_k=256, warps=2, stages=4, next_early=True),
         FewRowsShape(block_n=16, block_k=256, warps=2, stages=4),
         FewRowsShape(block_n=64, block_k=128, warps=4, stages=4),
     )
+    if not early_start(device):
+        return by_triton
+    if name == "gate_up":
+        wide = FewRowsShape(block_n=32, block_k=128, warps=2, stages=4 if rows == 1 else 3, stream=True)
+        narrow = FewRowsShape(block_n=16, block_k=256, warps=1, stages=3, stream=True)
+        return wide, replace(wide, next_early=True), narrow, by_triton[0]
+    # Rings are as large as leaves room for a program of the next product; the values of one row take none of it.
+    rings = ((16, 12), (16, 8), (32, 4), (32, 8)) if rows == 1 else ((32, 4), (32, 6), (16, 4), (16, 6))
+    streams = [FewRowsShape(block_n=high, block_k=256, warps=high // 16, stages=s, stream=True) for high, s in rings]
+    return *streams, by_triton[0]
 
 
 def can_measure(like: torch.Tensor) -> bool:
@@ -89,15 +106,29 @@ def choose_shapes(
     for rows in BUCKETS:
         run = chain(linears, some, head, rows, ops)
         best = time_of(run)
-        for name, shape in _right_ones(names, rows, layers[0], head, linears):
+        right = _right_ones(names, rows, layers, head, linears)
+        for changes in _changes(names, right):
             before = linears.choices
-            linears.choices = before.replaced(name, rows, shape)
+            linears.choices = before.replaced(changes, rows)
+            if linears.choices == before:
+                continue
             time = time_of(run)
             if time < best * (1 - _LEAST_GAIN):
                 best = time
             else:
                 linears.choices = before
     return linears.choices
+
+
+def _changes(
+    names: Sequence[str], right: Sequence[tuple[str, "FewRowsShape"]]
+) -> Iterator[Sequence[tuple[str, "FewRowsShape | None"]]]:
+    """What to try, in this order: everything ours, for products that begin early gain from one another; then product
+    by product."""
+    yield list(dict(reversed(right)).items())  # the first of each product
+    for name in names:
+        yield from ([(name, shape)] for known, shape in right if known == name)
+        yield [(name, None)]
 
 
 def _some_layers(layers: Sequence["GpuLayer"]) -> Iterator["GpuLayer"]:
@@ -118,8 +149,8 @@ def chain(
     def run() -> torch.Tensor:
         stream, normed = ops.add_rms_norm(None, values, layers[0].post_norm.weight, layers[0].post_norm.eps)
         for layer in layers:
-            mixed = linears.product("qkv", normed, layer.qkv, layer.qkv_bias)[:, : layer.output.shape[1]]
-            delta = linears.product("output", mixed.contiguous(), layer.output)
+            mixed = linears.product("qkv", normed, layer.qkv, layer.qkv_bias).flatten()[: rows * layer.output.shape[1]]
+            delta = linears.product("output", mixed.view(rows, -1), layer.output)
             stream, normed = ops.add_rms_norm(delta, stream, layer.post_norm.weight, layer.post_norm.eps)
             delta = linears.product("down", linears.gated(normed, layer.gate_up), layer.down)
             stream, normed = ops.add_rms_norm(delta, stream, layer.post_norm.weight, layer.post_norm.eps)
@@ -135,15 +166,17 @@ def _random(rows: int, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _right_ones(
-    names: Sequence[str], rows: int, layer: "GpuLayer", head: torch.Tensor | None, linears: "Linears"
+    names: Sequence[str], rows: int, layers: Sequence["GpuLayer"], head: torch.Tensor | None, linears: "Linears"
 ) -> list[tuple[str, "FewRowsShape"]]:
     """Products and launch shapes that compile on this device and agree with torch; the compiling is done side by
     side."""
-    trials = []
+    trials, on_gpu = [], layers[0].qkv.is_cuda
     for name in names:
-        weight: Any = head if name == "head" else getattr(layer, name)
-        trials += [trial_of(name, rows, weight, linears.gated_silu, shape) for shape in candidates()]
-    with ThreadPoolExecutor(8 if layer.qkv.is_cuda else 1) as pool:  # Triton's interpreter knows one thread only
+        weights: Any = [head] if name == "head" else [getattr(layer, name) for layer in layers]
+        aligned = all(weight.data_ptr() % 16 == 0 for weight in weights)
+        shapes = [one for one in candidates(name, rows, weights[0].device) if aligned or not one.stream]
+        trials += [trial_of(name, rows, weights[0], linears.gated_silu, shape) for shape in shapes]
+    with ThreadPoolExecutor(8 if on_gpu else 1) as pool:  # Triton's interpreter knows one thread only
         right = list(pool.map(lambda trial: trial.agrees(), trials))
     return [(trial.name, trial.shape) for trial, good in zip(trials, right, strict=True) if good]
 

@@ -11,12 +11,13 @@ from specflow.kernels import argmax_triton as argmax
 from specflow.kernels import decode_books_triton as books
 from specflow.kernels import few_rows_triton as few_rows
 from specflow.kernels import layer_ops_triton as layer_ops
+from specflow.kernels import noise_triton as noise
 from tests.kernels.compile_paged import compile_variants
 
 HEADS = {"HEADS": 32, "KV_HEADS": 8, "D": 128, "DP": 128, "BLOCK_H": 4}
 PRODUCT = {
     "K": 4096, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 256, "HAS_BIAS": False, "GATED": False, "EVEN": True,
-    "AHEAD": 16384, "PIECES": 128, "STAGES": 4, "NEXT_EARLY": False,
+    "STAGES": 4, "NEXT_EARLY": False,
 }  # fmt: skip
 WIDE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}
 
@@ -39,7 +40,9 @@ def variants(overlap: bool) -> list[tuple[Any, str, dict[str, Any]]]:
         (books.close_kernel, "bf16", {"WIDTH": 0, "PLACES": 1, "K": 0, "HAS_DRAFTS": False}),
         (argmax.part_kernel, "bf16", {"PART": 4096, "NOWHERE": 2**31 - 1, "SKIP_NAN": True}),
         (argmax.row_kernel, "bf16", {"PARTS": 64, "NOWHERE": 2**31 - 1, "SKIP_NAN": False}),
-        (few_rows.few_rows_kernel, "bf16", PRODUCT | {"EVEN": False, "HAS_BIAS": True, "AHEAD": 0}),
+        (noise.uniform_kernel, "bf16", {"DOMAIN": 1, "BLOCK": 1024}),
+        (noise.gumbel_kernel, "bf16", {"DOMAIN": 1, "BLOCK": 1024, "FP64": False, "FAST": overlap}),
+        (few_rows.few_rows_kernel, "bf16", PRODUCT | {"EVEN": False, "HAS_BIAS": True}),
     ]
     return [(kernel, dtype, constants | {"OVERLAP": overlap}) for kernel, dtype, constants in found]
 

@@ -33,7 +33,7 @@ VARIANTS: list[tuple[Any, str, dict[str, Any]]] = [
 INTEGERS = {
     "positions", "block_table", "seq_len", "query_start", "slots", "ids", "ints", "tokens", "blocks", "turn",
     "turn_now", "row_ints", "slot_mapping", "token_ids", "draft_ids", "emitted_ids", "num_emitted", "num_accepted",
-    "committed", "num_drafts", "results",
+    "committed", "num_drafts", "results", "seeds",
 }  # fmt: skip
 FLOATS = {"partial", "log_sums", "sinks", "highest", "peaks", "floats", "row_floats"}
 MODEL = {
@@ -63,8 +63,7 @@ def compile_variants(variants: list[tuple[Any, str, dict[str, Any]]], backend: s
         names = list(kernel.arg_names)
         values = {(index,): constants[name] for index, name in enumerate(names) if name in constants}
         signature = {name: "constexpr" if name in constants else kind_of(name, dtype) for name in names}
-        stages = 3 if backend == "cuda" else 2
-        compiled = triton.compile(ASTSource(kernel, signature, values), target=target, options={"num_stages": stages})
+        compiled = triton.compile(ASTSource(kernel, signature, values), target=target, options={"num_stages": 2})
         binary = compiled.asm["cubin" if backend == "cuda" else "hsaco"]
         print(kernel.__name__, len(binary), flush=True)
 

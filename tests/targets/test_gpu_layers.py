@@ -14,7 +14,7 @@ from specflow.targets import transformers_facts as facts
 from specflow.targets.base import Taps
 from specflow.targets.gpu_layers import GpuLayers, gpu_layers
 from specflow.targets.hf import HfOptions, HfTarget
-from specflow.targets.linear_choice import BUCKETS, PRODUCTS, Choices, choose_shapes
+from specflow.targets.linear_choice import BUCKETS, PRODUCTS, Choices, candidates, choose_shapes
 from specflow.targets.probe import probe_layers
 from tests import models
 from tests.targets.packing import Runner, alone, eager_model, limits_for, load, random_prompts
@@ -162,6 +162,28 @@ def test_choices_by_rows() -> None:
     assert choices.shape("qkv", 8) is None
     assert str(choices) == "own kernel up to so many rows: down 8; else torch"
     assert str(Choices()) == "torch"
+
+
+def test_changes_of_choices() -> None:
+    """Of one bucket, several products at once; None hands back to torch, and leaves no trace."""
+    small, large = FewRowsShape(block_n=32), FewRowsShape(block_n=64)
+    choices = Choices({"down": {8: small}}).replaced([("down", large), ("qkv", small)], 1)
+    assert choices.shapes == {"down": {8: small, 1: large}, "qkv": {1: small}}
+    assert choices.replaced([("down", None), ("qkv", None)], 1) == Choices({"down": {8: small}})
+    assert Choices().replaced([("down", None)], 1) == Choices()
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_streams_are_tried_where_a_kernel_can_start_early(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First, and beside one shape that needs no Gluon; nothing is tried twice."""
+    monkeypatch.setattr(
+        "specflow.kernels.launch_overlap.early_start", lambda _device: {"launch_pdl": True} if early else {}
+    )
+    for name in PRODUCTS:
+        for rows in BUCKETS:
+            shapes = candidates(name, rows, torch.device("cpu"))
+            assert [shape.stream for shape in shapes] == [early] * (len(shapes) - 1) + [False]
+            assert len(set(shapes)) == len(shapes)
 
 
 def test_nothing_is_measured_off_a_gpu(small_llama: Path) -> None:
