@@ -126,6 +126,7 @@ class GpuBlockDrafter(TorchBlockDrafter):
     def __init__(self, head: DFlashHead, limits: EngineLimits, num_drafts: int, name: str, whole: bool) -> None:
         super().__init__(head, limits, num_drafts, name, whole)
         self._layers = GpuHeadLayers(head.decoder_layers, head.norm, head.config.shape, self.pages, self.rotary)
+        self._layers.choose_linears(head.head_table, [self.num_rows * batch for batch in (1, 2, 4)])
 
     @staticmethod
     def serves(head: DFlashHead, limits: EngineLimits) -> bool:
@@ -141,6 +142,14 @@ class GpuBlockDrafter(TorchBlockDrafter):
         layers = self._layers
         stream, normed = layers.ops.add_rms_norm(None, embedded, layers.first_norm.weight, layers.first_norm.eps)
         return layers.run(stream, normed, inputs)[1]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See `BlockDrafter.logits`."""
+        return self.head.finish_logits(self._layers.linears.product("head", states, self.head.head_table))
+
+    def products(self) -> str:
+        """Which products our kernel for few rows runs."""
+        return str(self._layers.linears.choices)
 
 
 class CpuBlockDrafter(TorchBlockDrafter):

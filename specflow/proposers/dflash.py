@@ -183,6 +183,8 @@ class DFlashProposer(Proposer):
         if hasattr(self, "_drafter"):
             fused = isinstance(self._drafter, CpuBlockDrafter | GpuBlockDrafter)
             facts["drafting steps"] = steps_by(fused, self._drafter.pages.kernels)
+            if isinstance(self._drafter, GpuBlockDrafter):
+                facts["products of few rows"] = self._drafter.products()
             if self.nan_drafts:
                 facts["warning"] = (
                     f"{self.name}: logits were not finite in {self.nan_drafts} rounds, which drafted less"

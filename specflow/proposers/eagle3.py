@@ -224,6 +224,8 @@ class Eagle3Proposer(Proposer):
             facts["trained on"] = "conversations in a chat template" if self.trained_on_chat else "plain text"
         if hasattr(self, "_steps"):
             facts["drafting steps"] = steps_by(self._steps is not None, self._pages.kernels)
+            if isinstance(self._steps, GpuEagle3Steps):
+                facts["products of few rows"] = self._steps.products()
             if self.nan_drafts:
                 facts["warning"] = f"eagle3: logits were not finite in {self.nan_drafts} rounds, which drafted less"
         return facts

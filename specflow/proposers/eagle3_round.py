@@ -21,6 +21,7 @@ from specflow.proposers.decoder import gated, linear
 from specflow.proposers.gpu_head_layers import GpuHeadLayers
 from specflow.proposers.head_pages import HeadPages
 from specflow.proposers.joined_layers import join_weights
+from specflow.targets.linear_choice import BUCKETS
 from specflow.targets.weight_layout import lay_out_weights
 
 _BEHIND = 2  # committed tokens past the newest row: the one it embeds, and it predicts the next
@@ -66,7 +67,10 @@ class TorchEagle3Round(Eagle3Round):
             groups=(group,),
         )
         raw, normed = self._run_layers(self._head.embed(token_ids), state, inputs)
-        return self._head.feedback(raw, normed), self._head.logits(normed)
+        return self._head.feedback(raw, normed), self._logits(normed)
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        return self._head.logits(normed)
 
     def _run_layers(self, embedded: Tensor, state: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         """The residual stream at the end and its norm, [R, E] each."""
@@ -79,6 +83,9 @@ class GpuEagle3Round(TorchEagle3Round):
     def __init__(self, context: ProposeContext, steps: "GpuEagle3Steps", num_drafts: int) -> None:
         super().__init__(context, steps.head, steps.pages, steps.rotary, num_drafts)
         self._steps = steps
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        return self._steps.logits(normed)
 
     def _run_layers(self, embedded: Tensor, state: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         return self._steps.run(embedded, state, inputs)
@@ -93,6 +100,7 @@ class GpuEagle3Steps:
         fusing = head.layers[0]
         assert isinstance(fusing, FusingLayer)
         self._layers = GpuHeadLayers(list(head.layers), head.norm, head.config.layer, pages, rotary)
+        self._layers.choose_linears(head.head_table, BUCKETS)
         self._weights = fusing.input_layernorm.weight.detach(), fusing.hidden_norm.weight.detach()
 
     @staticmethod
@@ -105,6 +113,15 @@ class GpuEagle3Steps:
         values = self._fused(embedded, state)
         stream = values[:, state.shape[1] :] if self.head.config.norm_before_residual else state
         return self._layers.run(stream, values, inputs)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """[T, E] -> [T, Vd]; see `Eagle3Head.logits`."""
+        logits = self._layers.linears.product("head", normed, self.head.head_table.to(normed.dtype))
+        return logits if self.head.config.logit_scale == 1.0 else logits * self.head.config.logit_scale
+
+    def products(self) -> str:
+        """Which products our kernel for few rows runs."""
+        return str(self._layers.linears.choices)
 
     def store(self, embedded: Tensor, state: Tensor, inputs: AttentionInputs) -> None:
         """Keys and values of the first layer alone, from embeddings and states [T, E]."""

@@ -11,6 +11,7 @@ from specflow.heads.layers import LayerShape, RMSNorm
 from specflow.kernels.rotary import RotaryTable
 from specflow.proposers.head_pages import HeadPages
 from specflow.targets.gpu_layers import LayerAttention, LayerOps, join_layer, norm_of, run_layer
+from specflow.targets.linear_choice import BUCKETS, choose_shapes
 from specflow.targets.linears import Linears
 
 
@@ -27,7 +28,7 @@ class GpuHeadLayers:
         self.ops, joined = _ops(), [join_layer(layer) for layer in layers]
         self.first_norm = joined[0].input_norm
         self._following = [*(layer.input_norm for layer in joined[1:]), norm_of(last)]
-        self._linears = Linears(self.ops.gated_silu)
+        self.linears, self._joined = Linears(self.ops.gated_silu), joined
         self._mixes = [
             LayerAttention(
                 layer, pages.pair(index), pages.kernels, rotary.values, self.ops, scale=shape.head_dim**-0.5,
@@ -45,13 +46,22 @@ class GpuHeadLayers:
 
         return shape.hidden_size <= MOST_COLUMNS
 
+    def choose_linears(self, table: Tensor, most_rows: Sequence[int]) -> None:
+        """Measure which products of a few rows are faster by our kernel than by torch; see `choose_shapes`.
+
+        table: the head's output rows [Vd, E]; most_rows: of passes that will be run.
+        """
+        buckets = {next(size for size in BUCKETS if rows <= size) for rows in most_rows if rows <= BUCKETS[-1]}
+        usable = table if table.is_contiguous() and table.dtype == self._joined[0].qkv.dtype else None
+        choose_shapes(self.linears, self._joined, usable, self.ops, sorted(buckets))
+
     def run(self, stream: Tensor, values: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         """All layers over the residual stream [T, E]; values [T, E']: what the first product reads.
 
         Returns the stream at the end and its norm, [T, E] each.
         """
         for mix, following in zip(self._mixes, self._following, strict=True):
-            stream, values = run_layer(mix, self._linears, inputs, stream, values, following)
+            stream, values = run_layer(mix, self.linears, inputs, stream, values, following)
         return stream, values
 
     def store_first(self, values: Tensor, inputs: AttentionInputs) -> None:

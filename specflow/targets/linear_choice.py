@@ -93,17 +93,21 @@ def can_measure(like: torch.Tensor) -> bool:
 
 @torch.inference_mode()
 def choose_shapes(
-    linears: "Linears", layers: Sequence["GpuLayer"], head: torch.Tensor | None, ops: "LayerOps"
+    linears: "Linears",
+    layers: Sequence["GpuLayer"],
+    head: torch.Tensor | None,
+    ops: "LayerOps",
+    buckets: Sequence[int] = BUCKETS,
 ) -> Choices:
     """Measure all products of a model; nothing is chosen off a GPU and in float32. head [V, E]: None if it is none of
-    ours. Leaves `linears` with what it returns."""
+    ours; buckets: some of `BUCKETS`. Leaves `linears` with what it returns."""
     like = layers[0].qkv
     linears.choices = Choices()
     if not can_measure(like):
         return linears.choices
     names = PRODUCTS if head is not None else PRODUCTS[:-1]
     some = list(_some_layers(layers))
-    for rows in BUCKETS:
+    for rows in buckets:
         run = chain(linears, some, head, rows, ops)
         best = time_of(run)
         right = _right_ones(names, rows, layers, head, linears)
@@ -143,13 +147,15 @@ def chain(
     linears: "Linears", layers: Sequence["GpuLayer"], head: torch.Tensor | None, rows: int, ops: "LayerOps"
 ) -> Callable[[], torch.Tensor]:
     """These layers on random values, one after the other, without attention; then the head."""
-    like = layers[0].qkv
-    values = _random(rows, like)
+    first = layers[0]
+    values = _random(rows, first.gate_up)
 
     def run() -> torch.Tensor:
-        stream, normed = ops.add_rms_norm(None, values, layers[0].post_norm.weight, layers[0].post_norm.eps)
+        stream, normed = ops.add_rms_norm(None, values, first.post_norm.weight, first.post_norm.eps)
         for layer in layers:
-            mixed = linears.product("qkv", normed, layer.qkv, layer.qkv_bias).flatten()[: rows * layer.output.shape[1]]
+            # The first layer of a head reads two norms side by side.
+            read = normed.repeat(1, layer.qkv.shape[1] // normed.shape[1]) if layer is first else normed
+            mixed = linears.product("qkv", read, layer.qkv, layer.qkv_bias).flatten()[: rows * layer.output.shape[1]]
             delta = linears.product("output", mixed.view(rows, -1), layer.output)
             stream, normed = ops.add_rms_norm(delta, stream, layer.post_norm.weight, layer.post_norm.eps)
             delta = linears.product("down", linears.gated(normed, layer.gate_up), layer.down)
