@@ -297,11 +297,11 @@ def test_warming_up_meets_every_variant_a_step_can_ask_for(monkeypatch: pytest.M
     seen: list[tuple[object, ...]] = []
     launch = pipeline_module._run
 
-    def recorded(kernel, grid, arguments, num_warps, follows=False):
+    def recorded(kernel, grid, arguments, num_warps):
         names = [name for name in kernel.arg_names if name.isupper()]
         types = [arguments[name].dtype for name in ("logits", "draft_logits") if name in kernel.arg_names]
         seen.append((kernel.fn.__name__, num_warps, *types, *((name, arguments[name]) for name in names)))
-        launch(kernel, grid, arguments, num_warps, follows)
+        launch(kernel, grid, arguments, num_warps)
 
     monkeypatch.setattr(pipeline_module, "_run", recorded)
     pipeline = RejectionPipeline()

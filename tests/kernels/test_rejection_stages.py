@@ -91,6 +91,11 @@ def test_block_statistics(stages: Stages) -> None:
     ids = torch.nn.functional.pad(inputs.draft_ids, (0, 1)).clamp(min=0)
     rows = reference.rows_of(inputs, len(stages.logits))
     assert torch.equal(stages.buffer("draft_logit")[judged], stages.logits[rows, ids][judged])
+    if inputs.draft_logits is None:
+        near = torch.nn.functional.pad(stages.logits, (0, -VOCAB % noise.CHUNK_IDS), value=float("-inf"))
+        near = near[rows].scatter(2, ids.unsqueeze(2), float("-inf")).unflatten(2, (-1, noise.CHUNK_IDS))
+        rest = near.logsumexp(3).gather(2, ids.unsqueeze(2) // noise.CHUNK_IDS).squeeze(2)
+        assert torch.allclose(stages.buffer("draft_rest")[judged], rest[judged], rtol=1e-5, atol=1e-5)
     if inputs.draft_logits is not None and stats.draft_max is not None and stats.draft_sum is not None:
         scores = inputs.draft_logits.gather(2, ids[:, :3].unsqueeze(2)).squeeze(2)
         assert torch.equal(stages.buffer("draft_score")[:, :3][judged[:, :3]], scores[judged[:, :3]])

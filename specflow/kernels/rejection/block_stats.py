@@ -15,8 +15,9 @@ how it reads them.
 import triton
 import triton.language as tl
 
-from specflow.kernels.rejection.overlap import let_next_start
-from specflow.kernels.rejection.rows import inverse_of, load_target
+from specflow.kernels.rejection.device_noise import CHUNK_IDS
+from specflow.kernels.rejection.overlap import let_next_start, wait_for_previous
+from specflow.kernels.rejection.rows import inverse_of, load_target, log_mass
 from specflow.kernels.rejection.tiles import (
     beside_tile,
     law_masses,
@@ -59,7 +60,7 @@ def target_tile(block, place, values, inverse, target_max, target_sum, target_ch
 @triton.jit
 def row_of_target(
     block, place, row_ptr, heat, draft, judged,
-    target_max, target_sum, target_arg, target_chunks, draft_logit,
+    target_max, target_sum, target_arg, target_chunks, draft_logit, draft_rest,
     V: tl.constexpr, NP: tl.constexpr, NC: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, CAP: tl.constexpr,
     HAS_DRAFT: tl.constexpr, SCALE: tl.constexpr, FAST: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
@@ -76,6 +77,10 @@ def row_of_target(
         )  # fmt: skip
         if judged & (draft // BLOCK == block):
             tl.store(draft_logit + place, tl.minimum(load_target(row_ptr, draft, inverse, V, SCALE), CAP))
+            if not HAS_DRAFT:  # what is left of its chunk should it be rejected; logits from the cache
+                near = draft // CHUNK_IDS * CHUNK_IDS + tl.arange(0, CHUNK_IDS)
+                others = tl.minimum(load_target(row_ptr, near, inverse, V, SCALE), CAP)
+                tl.store(draft_rest + place, log_mass(tl.where(near == draft, float("-inf"), others), FAST))
 
 
 @triton.jit
@@ -97,13 +102,13 @@ def row_of_law(
 
 @triton.jit(
     do_not_specialize_on_alignment=[
-        "cu_rows", "draft_ids", "num_drafts", "temperature", "draft_slots", "draft_logit", "draft_score",
+        "cu_rows", "draft_ids", "num_drafts", "temperature", "draft_slots", "draft_logit", "draft_score", "draft_rest",
     ]
 )  # fmt: skip
 def block_stats_kernel(
     logits, logits_stride, cu_rows, draft_ids, num_drafts, temperature,
     draft_logits, draft_slots, draft_stride_b, draft_stride_k,
-    target_max, target_sum, target_arg, target_chunks, draft_max, draft_sum, draft_logit, draft_score,
+    target_max, target_sum, target_arg, target_chunks, draft_max, draft_sum, draft_logit, draft_score, draft_rest,
     V: tl.constexpr, K: tl.constexpr, NP: tl.constexpr, NC: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr,
     CAP: tl.constexpr, HAS_DRAFT: tl.constexpr, ALL_GREEDY: tl.constexpr, SCALE: tl.constexpr, FAST: tl.constexpr,
     EVICT: tl.constexpr, OVERLAP: tl.constexpr,
@@ -113,8 +118,10 @@ def block_stats_kernel(
     Statistics are [B, K+1, NP]: float32, target_arg int32; rows nobody asks for stay unwritten.
     target_chunks [B, K+1, NC] float32: sums of exponentials relative to the part's maximum.
     draft_logit and draft_score [B, K+1] float32: logit of the draft in the target's row and in its own law.
+    draft_rest [B, K+1] float32, one-hot drafts only: log mass of the draft's chunk without the draft.
     """
     block, which, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    wait_for_previous(OVERLAP)
     step = which
     if HAS_DRAFT:
         step = tl.where(which > K, which - (K + 1), which)
@@ -143,12 +150,12 @@ def block_stats_kernel(
             else:
                 row_of_target(
                     block, place, row_ptr, heat, draft, judged,
-                    target_max, target_sum, target_arg, target_chunks, draft_logit,
+                    target_max, target_sum, target_arg, target_chunks, draft_logit, draft_rest,
                     V, NP, NC, BLOCK, PART, CAP, HAS_DRAFT, SCALE, FAST, EVICT,
                 )  # fmt: skip
         else:
             row_of_target(
                 block, place, row_ptr, heat, draft, judged,
-                target_max, target_sum, target_arg, target_chunks, draft_logit,
+                target_max, target_sum, target_arg, target_chunks, draft_logit, draft_rest,
                 V, NP, NC, BLOCK, PART, CAP, HAS_DRAFT, SCALE, FAST, EVICT,
             )  # fmt: skip

@@ -158,12 +158,12 @@ def _launch(arguments: dict[str, Any], shape: LaunchShape) -> None:
     rows = arguments["K"] + 1 + (arguments["K"] if sampled else 0)
     _run(block_stats_kernel, (blocks, rows, batch), arguments, shape.stats_warps)
     if sampled:
-        _run(reject_kernel, (batch,), arguments, shape.finish_warps, follows=True)
-        _run(masses_kernel, (blocks, batch), arguments, shape.masses_warps, follows=True)
-    _run(finish_kernel, (batch,), arguments, shape.finish_warps, follows=True)
+        _run(reject_kernel, (batch,), arguments, shape.judge_warps)
+        _run(masses_kernel, (blocks, batch), arguments, shape.masses_warps)
+    _run(finish_kernel, (batch,), arguments, shape.judge_warps if arguments["ALL_GREEDY"] else shape.finish_warps)
 
 
-def _run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], num_warps: int, follows: bool = False) -> None:
-    """Launch with the parameters that the kernel names; follows: it waits inside for the kernel before."""
-    early = {"launch_pdl": True} if follows and arguments["OVERLAP"] else {}
+def _run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], num_warps: int) -> None:
+    """Launch with the parameters that the kernel names; each waits inside for what was launched before it."""
+    early = {"launch_pdl": True} if arguments["OVERLAP"] else {}
     kernel[grid](**{name: arguments[name] for name in kernel.arg_names}, num_warps=num_warps, **early)

@@ -33,8 +33,37 @@ def sampled_accepts(norm_p, logit, norm_q, score, flip, FAST: tl.constexpr):
 
 
 @triton.jit
+def first_step(step, kind, token, norm_p, norm_q, other, other_kind, other_token, other_p, other_q):
+    """The lower of two steps and what belongs to it."""
+    mine = step <= other
+    return (
+        tl.where(mine, step, other),
+        tl.where(mine, kind, other_kind),
+        tl.where(mine, token, other_token),
+        tl.where(mine, norm_p, other_p),
+        tl.where(mine, norm_q, other_q),
+    )
+
+
+@triton.jit
+def load_request(
+    request, draft_ids, num_drafts, positions, temperature, seeds, K: tl.constexpr, KP: tl.constexpr,
+    ALL_GREEDY: tl.constexpr,
+):  # fmt: skip
+    """What a request asks for, known before its statistics: drafts [KP], their number, temperature, seed, position."""
+    steps = tl.arange(0, KP)
+    count = tl.load(num_drafts + request)
+    draft = tl.load(draft_ids + request * K + steps, mask=steps < K, other=-1)
+    heat, seed, position = 0.0, 0, 0
+    if not ALL_GREEDY:
+        heat = tl.load(temperature + request)
+        seed, position = tl.load(seeds + request), tl.load(positions + request)
+    return draft, count, heat, seed, position
+
+
+@triton.jit
 def judge_request(
-    request, draft_ids, num_drafts, positions, temperature, seeds,
+    request, draft, count, heat, seed, position,
     target_max, target_sum, target_arg, draft_max, draft_sum, draft_logit, draft_score,
     V: tl.constexpr, K: tl.constexpr, NP: tl.constexpr, KP: tl.constexpr, NPP: tl.constexpr,
     HAS_DRAFT: tl.constexpr, ALL_GREEDY: tl.constexpr, FAST: tl.constexpr,
@@ -44,27 +73,29 @@ def judge_request(
     Accepted drafts; kind of draw; rejected draft (-1 where there is none), or final token of a greedy request; log
     normalisers of p and q in the row that is drawn from, where a draft was rejected there.
 
-    Everything is loaded at once and without a branch, statistics that nobody has written included: one wait for memory
-    instead of three. What was not written decides about nothing.
+    Everything is loaded at once: one wait for memory instead of three. Only what this step's statistics may have
+    written is asked for: the rest would come from memory instead of the cache.
     """
     steps, parts = tl.arange(0, KP), tl.arange(0, NPP)
     stat = (request * (K + 1) + steps[:, None]) * NP + parts[None, :]
     place = request * (K + 1) + steps
-    here = (steps <= K)[:, None] & (parts < NP)[None, :]
-    count = tl.load(num_drafts + request)
-    draft = tl.load(draft_ids + request * K + steps, mask=steps < K, other=-1)
-    maxima = tl.load(target_max + stat, mask=here, other=float("-inf"), cache_modifier=".cg")
-    args = tl.load(target_arg + stat, mask=here, other=NO_TOKEN, cache_modifier=".cg")
+    greedy = tl.full((), 1, tl.int32)
     if not ALL_GREEDY:
-        heat = tl.load(temperature + request)
-        seed, position = tl.load(seeds + request), tl.load(positions + request)
+        greedy = tl.where(heat == 0.0, 1, 0)
+    judged = steps < count
+    rows = steps < count + greedy if HAS_DRAFT else steps <= count
+    here = rows[:, None] & (parts < NP)[None, :]
+    maxima = tl.load(target_max + stat, mask=here, other=float("-inf"), cache_modifier=".cg")
+    args = tl.load(target_arg + stat, mask=here & (greedy == 1), other=NO_TOKEN, cache_modifier=".cg")
+    if not ALL_GREEDY:
         sums = tl.load(target_sum + stat, mask=here, other=0.0, cache_modifier=".cg")
-        logit = tl.load(draft_logit + place, mask=steps <= K, other=float("-inf"), cache_modifier=".cg")
+        logit = tl.load(draft_logit + place, mask=judged, other=float("-inf"), cache_modifier=".cg")
         if HAS_DRAFT:
-            peaks = tl.load(draft_max + stat, mask=here, other=float("-inf"), cache_modifier=".cg")
-            masses = tl.load(draft_sum + stat, mask=here, other=0.0, cache_modifier=".cg")
-            score = tl.load(draft_score + place, mask=steps <= K, other=float("-inf"), cache_modifier=".cg")
-    draft = tl.where(steps < count, draft, -1)
+            laws = judged[:, None] & here
+            peaks = tl.load(draft_max + stat, mask=laws, other=float("-inf"), cache_modifier=".cg")
+            masses = tl.load(draft_sum + stat, mask=laws, other=0.0, cache_modifier=".cg")
+            score = tl.load(draft_score + place, mask=judged, other=float("-inf"), cache_modifier=".cg")
+    draft = tl.where(judged, draft, -1)
     valid = (draft >= 0) & (draft < V)
     best = tl.min(tl.where(maxima == tl.max(maxima, axis=1)[:, None], args, NO_TOKEN), axis=1)
     accept = draft == best
@@ -73,7 +104,6 @@ def judge_request(
     norms_p = tl.zeros((KP,), tl.float32)
     norms_q = norms_p
     if not ALL_GREEDY:
-        greedy = tl.where(heat == 0.0, 1, 0)
         norms_p = log_normaliser(maxima, sums, FAST)
         if HAS_DRAFT:
             norms_q = log_normaliser(peaks, masses, FAST)
@@ -86,13 +116,9 @@ def judge_request(
         accept = tl.where(greedy == 1, accept, sampled_accepts(norms_p, logit, norms_q, score, flip, FAST))
         kinds = tl.where(greedy == 1, kinds, sampled)
         tokens = tl.where(greedy == 1, best, draft.to(tl.int32))
-    accepted = tl.min(tl.where(accept & valid, KP, steps))
-    last = steps == accepted
-    kind = tl.sum(tl.where(last, kinds, 0))
-    token = tl.sum(tl.where(last, tokens, 0))
-    norm_p = tl.max(tl.where(last, norms_p, float("-inf")))
-    norm_q = tl.max(tl.where(last, norms_q, float("-inf")))
-    return accepted, kind, token, norm_p, norm_q
+    # In one reduction: each makes all warps wait for each other.
+    last = tl.where(accept & valid, KP, steps)
+    return tl.reduce((last, kinds, tokens, norms_p, norms_q), 0, first_step)
 
 
 @triton.jit
@@ -130,10 +156,13 @@ def reject_kernel(
 ):  # fmt: skip
     """Grid (B,), for sampled drafts: decision [B, 3] int32 and norms [B, 2] float32."""
     request = tl.program_id(0)
+    draft, count, heat, seed, position = load_request(
+        request, draft_ids, num_drafts, positions, temperature, seeds, K, KP, False
+    )  # fmt: skip
     wait_for_previous(OVERLAP)
     let_next_start(OVERLAP)
     accepted, kind, token, norm_p, norm_q = judge_request(
-        request, draft_ids, num_drafts, positions, temperature, seeds,
+        request, draft, count, heat, seed, position,
         target_max, target_sum, target_arg, draft_max, draft_sum, draft_logit, draft_score,
         V, K, NP, KP, NPP, True, False, FAST,
     )  # fmt: skip

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from specflow.kernels.rejection.device_noise import natural_log
+
 # What the last token is drawn from.
 DONE = tl.constexpr(0)  # nothing to draw: the token is known
 PLAIN = tl.constexpr(1)  # p: the bonus token, a placeholder, or a draft law that is not a law
@@ -68,6 +70,7 @@ def residual_masses(values, scores, norm_p, norm_q, top, FAST: tl.constexpr):
 
 
 @triton.jit
-def first_of(values, top, tokens):
-    """The lowest id whose value is the top one, or lies above a capped top."""
-    return tl.min(tl.where(values >= top, tokens, NO_TOKEN))
+def log_mass(values, FAST: tl.constexpr):
+    """Log of the sum of exponentials of one chunk, -inf where it has no mass."""
+    top = tl.max(values)
+    return top + natural_log(tl.maximum(tl.sum(natural_exp(values - finite(top), FAST)), 1.0), FAST)

@@ -24,7 +24,8 @@ class LaunchShape:
     block: int = 4096  # ids of one program of the kernels that read rows; a power of two, at least two chunks
     stats_warps: int = 2  # each takes a part of the block by itself
     masses_warps: int = 4
-    finish_warps: int = 4  # one program per request
+    judge_warps: int = 4  # of launches that only judge, one program per request: rejection, and the last if all greedy
+    finish_warps: int = 8  # of the last launch where tokens are drawn, one program per request
     evict_first: bool = True  # logits are read once: keep them from pushing other data out of the cache
     overlap: bool = True  # kernels start while the one before drains, where the device can (NVIDIA from sm_90 on)
 
@@ -74,6 +75,7 @@ class Workspace:
             "draft_sum": (*rows, self.parts),
             "draft_logit": rows,
             "draft_score": rows,
+            "draft_rest": rows,
             "law_max": (batch, self.law_parts),
             "law_chunks": (batch, self.chunks),
             "norms": (batch, 2),
