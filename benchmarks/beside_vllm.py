@@ -150,7 +150,7 @@ def _specflow(args: argparse.Namespace, method: Method, folder: Path) -> None:
     config: dict[str, Any] = {
         "target": {"name": "hf", "path": str(folder / "target"), "load_format": "dummy", "dtype": args.dtype},
         "backend": {"name": args.device},
-        "scheduler": {"max_num_seqs": most, "max_model_len": 2048},
+        "scheduler": {"max_num_seqs": most, "max_model_len": 2048, "kv_cache_memory_gib": 16.0},
     }
     if method.num_drafts:
         config["proposer"] = {

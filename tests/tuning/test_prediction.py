@@ -63,14 +63,42 @@ def test_a_disturbed_pass_moves_the_prediction_only_so_far() -> None:
 
 def test_measured_cells_correct_their_method() -> None:
     cells = [
-        Cell("a", 1, 1, 100.0, 1.5, measured=80.0),
-        Cell("a", 2, 1, 120.0, 1.8),
+        Cell("a", 1, 1, 100.0, 1.5, explored=True, measured=80.0),
+        Cell("a", 2, 1, 120.0, 1.8, explored=True),
         Cell("a", 2, 8, 120.0, 1.8),
         Cell("b", 1, 1, 90.0, 1.4),
     ]
-    assert [cell.predicted for cell in corrected(cells)] == pytest.approx([100.0, 96.0, 120.0, 90.0])
+    found = corrected(cells)
+    assert [found[place].predicted for place in (0, 2, 3)] == [100.0, 120.0, 90.0]
+    assert found[1].predicted == pytest.approx(96.0, rel=0.02)
     assert cells[0].error == pytest.approx(0.25)
     assert cells[1].error is None
+
+
+def test_an_error_that_grows_with_the_distance_is_carried_on() -> None:
+    """Slower than predicted near the length that was explored, faster further away: so the shorter ones are faster
+    still, and the explored one is as it was."""
+    cells = [
+        Cell("a", 7, 8, 1302.0, 4.1, explored=True),
+        Cell("a", 5, 8, 1321.0, 3.5, measured=1282.0),
+        Cell("a", 4, 8, 1315.0, 3.2, measured=1343.0),
+        Cell("a", 3, 8, 1298.0, 2.8),
+        Cell("a", 1, 8, 1113.0, 1.7),
+    ]
+    ratios = [after.predicted / cell.predicted for after, cell in zip(corrected(cells), cells, strict=True)]  # type: ignore[operator]
+    assert ratios[1:3] == [1.0, 1.0]
+    assert ratios[4] > ratios[3] > 1.005
+    assert ratios[0] < 1
+
+
+def test_one_measured_length_says_little_about_the_slope() -> None:
+    """Half of what was found is taken for an error of all lengths."""
+    cells = [Cell("a", 7, 1, 100.0, 4.0, explored=True), Cell("a", 5, 1, 100.0, 3.5, measured=90.0)]
+    found = corrected([*cells, Cell("a", 3, 1, 100.0, 2.7)])
+    assert found[0].predicted is not None
+    assert found[2].predicted is not None
+    assert 90 < found[0].predicted < 95
+    assert 85 < found[2].predicted < 90
 
 
 def test_plain_decoding_has_a_length_of_one() -> None:
