@@ -71,14 +71,16 @@ class DecodeLoop:
         self._state = DecodeState(limits, self._buckets[-1])
         self._step = DecodeStep(target, proposer, sampler, buffers, self._state, limits)
         self._readback = Readback(self._step.books.results)
-        # One of the two is in use: whole steps, or their first halves where the host has to stay in the loop.
+        # Whole steps, and their first halves where the host has to stay in the loop.
         self._whole: Calls[Variant, None] | None = None
         self._halves: Calls[Variant, Verified] | None = None
         self._graphs = backend.decode == "graphs"
-        safe = proposer is None or proposer.requirements().graph_safe
-        if safe and type(scheduler).plan_ahead is not Scheduler.plan_ahead:
+        plans = type(scheduler).plan_ahead is not Scheduler.plan_ahead
+        drafts = proposer is None or (proposer.requirements().graph_safe and scheduler.plans_drafts_ahead)
+        self._inside = plans and drafts  # whether drafting is part of a whole step, else such steps do not speculate
+        if plans:
             self._whole = self._calls(self._step.run)
-        else:
+        if not self._inside:
             self._halves = self._calls(self._step.verify)
         self._queue: deque[_Queued] = deque()
         self._seated: tuple[int, ...] | None = None  # slots by row on the device; None: the host's books are newer
@@ -122,9 +124,11 @@ class DecodeLoop:
         return request.sampling.logprobs is None and not masks_or_penalises(request)
 
     def _launch(self, requests: tuple[Request, ...]) -> bool:
-        """Queue a step; False when it cannot be captured."""
+        """Queue a step; False when the host has to stay in the loop, or when it cannot be captured."""
         begun = time.perf_counter()
         speculates = self._proposer is not None and any(request.speculate for request in requests)
+        if speculates and not self._inside:
+            return False
         variant = self._variant(requests, self._limits.num_speculative_tokens if speculates else 0, speculates)
         if self._whole is None or not self._prepared(self._whole, variant):
             return False
@@ -272,29 +276,35 @@ class DecodeLoop:
         return self._variant([item.request for item in plan.scheduled], width, drafts=False)
 
     # -- capture ---------------------------------------------------------------------------------------------------
-    def variants(self) -> list[Variant]:
-        """What requests without filters ask for, the largest first: smaller graphs find room in its memory."""
-        most, inside = self._limits.num_speculative_tokens, self._whole is not None and self._proposer is not None
-        widths = [(0, False), (most, inside)] if most else [(0, False)]
+    def variants(self) -> list[tuple[bool, Variant]]:
+        """Steps that requests without filters ask for, and whether they are whole ones; the largest first, since
+        smaller graphs find room in its memory."""
+        most, kinds = self._limits.num_speculative_tokens, []  # whole, width, drafts
+        if self._halves is not None:
+            kinds += [(False, most, False), (False, 0, False)] if most else [(False, 0, False)]
+        if self._whole is not None:
+            kinds += [(True, most, True)] if most and self._inside else []
+            kinds += [(True, 0, False)]
         laws: tuple[Law, ...] = ("greedy", "sampled")
         return [
-            Variant(size, width, law, drafts)
+            (whole, Variant(size, width, law, drafts))
             for size in reversed(self._buckets)
-            for width, drafts in reversed(widths)
+            for whole, width, drafts in kinds
             for law in laws
         ]
 
     @property
     def whole(self) -> bool:
         """Whether steps run as one piece, drafting included."""
-        return self._whole is not None
+        return self._whole is not None and self._inside
 
     def warm_up(self) -> None:
         """Capture what requests without filters ask for, with progress on a terminal."""
         console = Console(stderr=True)
         quiet = not console.is_terminal
-        for variant in track(self.variants(), "capturing decode steps", console=console, transient=True, disable=quiet):
-            calls = self._whole or self._halves
+        every, words = self.variants(), "capturing decode steps"
+        for whole, variant in track(every, words, console=console, transient=True, disable=quiet):
+            calls = self._whole if whole else self._halves
             # After a failure there may be other graphs, or none, and they are captured when they are needed.
             if calls is None or not self._prepared(calls, variant):
                 return
@@ -318,11 +328,12 @@ class DecodeLoop:
 
     def _give_up(self, variant: Variant, error: Exception) -> None:
         cause = str(error).strip().split("\n")[0] or type(error).__name__
-        self._whole, self._halves = None, self._calls(self._step.verify) if variant.drafts else None
         if variant.drafts:
             assert self._proposer is not None
+            self._inside, self._halves = False, self._calls(self._step.verify)
             self._incidents[f"{self._proposer.name} was not captured and drafts outside of the graphs ({cause})"] += 1
         else:
+            self._whole = self._halves = None
             self._incidents[f"decode steps were not captured and run operation by operation ({cause})"] += 1
 
     def describe(self) -> str:
@@ -330,10 +341,9 @@ class DecodeLoop:
         if self._whole is None and self._halves is None:
             return "operation by operation"
         inside = "target, verification and drafting" if self._proposer else "target and sampling"
-        if self._whole is None:
+        ahead = "the host one step behind"
+        if not self.whole:
             inside, ahead = "target and verification", "drafting in between"
-        else:
-            ahead = "the host one step behind"
         how = "CUDA graphs" if self._graphs else "run ahead without graphs"
         return f"{how} of {inside}, {ahead} ({self.num_steps} steps; batches padded to {_list(self._buckets)})"
 

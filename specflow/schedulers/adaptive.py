@@ -5,7 +5,7 @@ sampled law stays what it was. The drafting method is told, and saves what it ca
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from specflow.core.limits import EngineLimits
 from specflow.core.request import Request
 from specflow.errors import ConfigError
 from specflow.schedulers.acceptance import AcceptanceBook
-from specflow.schedulers.base import ScheduledRequest, Scheduler, StepPlan
+from specflow.schedulers.base import ScheduledRequest, StepPlan
 from specflow.schedulers.continuous import ContinuousOptions, ContinuousScheduler
 from specflow.schedulers.draft_lengths import Others, best_lengths
 from specflow.schedulers.step_costs import StepCosts
@@ -68,8 +68,7 @@ class AdaptiveScheduler(ContinuousScheduler):
 
     options: AdaptiveOptions
 
-    # The length of the next drafts needs the outcome of the last ones on the host.
-    plan_ahead = Scheduler.plan_ahead
+    plans_drafts_ahead = False  # the length of the next drafts needs the outcome of the last ones on the host
 
     def __init__(self, options: AdaptiveOptions) -> None:
         super().__init__(options)
@@ -134,7 +133,7 @@ class AdaptiveScheduler(ContinuousScheduler):
 
     def token_limit(self, request: Request) -> int | None:
         """See `Scheduler.token_limit`: drafts depend on more than a limit."""
-        return None
+        return None if self._drafts(request) else super().token_limit(request)
 
     def _decide(self) -> dict[str, int]:
         """Drafts of the requests that go on, by id."""
@@ -187,6 +186,13 @@ class AdaptiveScheduler(ContinuousScheduler):
         else:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE * self.options.probe_interval)
         self._quiet = 0
+
+    def plan_ahead(self, steps_ahead: Mapping[str, int]) -> Sequence[Request] | None:
+        """See `Scheduler.plan_ahead`; nothing once somebody speculates."""
+        return None if any(map(self._drafts, self._running)) else super().plan_ahead(steps_ahead)
+
+    def _drafts(self, request: Request) -> bool:
+        return request.speculate and self._limits.num_speculative_tokens > 0
 
     def observe(self, record: "StepRecord") -> None:
         """See `Scheduler.observe`: the time of a step of decoding requests corrects the costs."""

@@ -73,6 +73,10 @@ class SchedulerSizes:
 class Scheduler(ABC):
     """Owns the queues, the token budget, the KV blocks and the request slots."""
 
+    # False: how many drafts come next depends on the outcome of the last ones, so that `plan_ahead` is for requests
+    # that do not speculate.
+    plans_drafts_ahead: bool = True
+
     options: SchedulerSizes
 
     @abstractmethod

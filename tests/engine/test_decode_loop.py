@@ -308,6 +308,22 @@ def test_a_scheduler_that_cannot_plan_ahead(
     assert loop_of(engine).num_steps == len(records) - 1  # the prompts took one step
 
 
+def test_plain_decoding_runs_ahead_whatever_could_draft(llama_folder: Path, drafters: Path) -> None:
+    """Else a baseline beside a method that drafts on the host would be slower than plain decoding is."""
+    engine = make_engine(llama_folder, proposer("ngram", drafters), run_ahead=True)
+    assert not loop_of(engine).whole
+    found: dict[bool, list[StepRecord]] = {False: [], True: []}
+    outputs = {}
+    for speculate in (True, False, True):
+        outputs[speculate] = engine.generate(
+            REPEATS, GREEDY, speculate=speculate, request_ids=list("abcdefgh"[: len(REPEATS)]),
+            on_step=found[speculate].append,
+        )  # fmt: skip
+    assert [one.token_ids for one in outputs[True]] == [one.token_ids for one in outputs[False]]
+    assert not any(record.undivided_seconds for record in found[True])
+    assert all(record.undivided_seconds for record in found[False] if not record.num_prompt_tokens)
+
+
 def test_proposers_are_told_what_was_replayed(llama_folder: Path, drafters: Path) -> None:
     """`replayed` brings, in order, the view that `propose` would have had."""
 

@@ -13,7 +13,6 @@ from specflow.core.sampling_params import SamplingParams
 from specflow.errors import ConfigError
 from specflow.proposers.base import PassCost
 from specflow.schedulers.adaptive import AdaptiveOptions, AdaptiveScheduler
-from specflow.schedulers.base import Scheduler
 from specflow.tracking.events import StepRecord
 
 FREE = ((1, 1.0),)
@@ -175,11 +174,16 @@ def test_given_costs_repeat() -> None:
 
 
 def test_lengths_need_the_host_between_steps() -> None:
-    """The decode loop looks at the method itself, and keeps target and verification on the device only."""
+    """The decode loop keeps target and verification on the device only; whoever does not speculate runs ahead."""
     scheduler = make(verify_costs=FREE)
-    assert type(scheduler).plan_ahead is Scheduler.plan_ahead
+    assert not scheduler.plans_drafts_ahead
     (one,) = add(scheduler, "a")
+    steps(scheduler, 2, accept={"a": 1})
+    assert scheduler.plan_ahead({}) is None
     assert scheduler.token_limit(one) is None
+    one.speculate = False
+    assert scheduler.plan_ahead({}) == (one,)
+    assert scheduler.token_limit(one) is not None
 
 
 @pytest.mark.parametrize(
