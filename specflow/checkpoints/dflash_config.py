@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specflow.checkpoints.folder import read_json
 from specflow.checkpoints.head_layers import describe_layers, layer_windows, read_layer_shape
-from specflow.checkpoints.mask_token import find_mask_token
+from specflow.checkpoints.mask_token import MASK_KEYS, find_mask_token
 from specflow.checkpoints.target_tables import OTHER_TARGET, check_fit
 from specflow.core.layer_numbers import from_vllm
 from specflow.errors import CheckpointError, UnsupportedModelError
@@ -17,8 +17,8 @@ from specflow.heads.dflash import BlockLayer, DFlashConfig
 if TYPE_CHECKING:
     from specflow.targets.base import TargetFacts
 
-_PLAIN = ("DFlashDraftModel", "DFlashSpeculator", "Qwen3DSparkModel")
-_NEXT_TOKEN = ("Qwen3DSparkModel", "Gemma4DSparkModel")  # DeepSpec; its DFlash heads are of this class too
+_PLAIN = ("DFlashDraftModel", "DFlashSpeculator")
+_DEEPSPEC = "markov_rank"  # a config.json of DeepSpec has it for every kind of head, 0 for a plain block
 _OTHERS = {"dflash2": "DFlash2", "domino": "Domino", "xpress": "XPress", "lilicorr": "LiLiCorr", "laguna": "Laguna"}
 # Entries that change what a layer computes, and what they would ask for.
 _CHANGED_LAYERS = {"attention_sink_bias": "attention sinks", "attention_value_scale": "scaled values"}
@@ -52,11 +52,16 @@ def default_capture_layers(num_layers: int, count: int) -> tuple[int, ...]:
 
 
 def read_description(
-    folder: Path, names: Collection[str], facts: "TargetFacts", from_anchor: bool | None = None
+    folder: Path,
+    names: Collection[str],
+    facts: "TargetFacts",
+    from_anchor: bool | None = None,
+    mask_keys: Collection[str] = (),
 ) -> Description:
     """Read config.json of a head with tensors `names`, for a target. Heads on top of the block are not looked at.
 
     from_anchor: the layout where config.json says nothing of it; None = as plain heads of its format have it.
+    mask_keys: other names of the mask token in config.json.
     Raises `CheckpointError` (incomplete, contradictory, or of another target) or `UnsupportedModelError`.
     """
     raw: Mapping[str, Any] = read_json(folder / "config.json")
@@ -74,7 +79,7 @@ def read_description(
         capture_layers=_capture_layers(folder, raw, facts, num_layers),
         target_hidden_size=int(_entry(raw, "target_hidden_size") or shape.hidden_size),
         num_target_layers=_entry(raw, "num_target_layers"),
-        mask_token_id=_mask_token(folder, raw),
+        mask_token_id=_mask_token(folder, raw, mask_keys),
         vocab_size=vocab_size,
         draft_vocab_size=int(raw.get("draft_vocab_size") or vocab_size),
         own_embedding="embed_tokens.weight" in names,
@@ -107,7 +112,7 @@ def refuse_other_methods(folder: Path) -> None:
             "Use a proposer made for it."
         )
     known = [name for name in raw.get("architectures") or () if name in _PLAIN]
-    if not known and kind != "dflash" and "dflash_config" not in raw:
+    if not known and kind != "dflash" and not {"dflash_config", _DEEPSPEC} & raw.keys():
         shown = ", ".join(names) or "no architecture"
         raise UnsupportedModelError(f"{folder} is no DFlash head (its config.json names {shown}); {advice}.")
 
@@ -126,7 +131,7 @@ def answers_from_anchor(raw: Mapping[str, Any], silent: bool | None = None) -> t
     kind = raw.get("speculators_model_type")
     if kind is not None:
         return False, f"speculators' default for {kind}"
-    if any(name in _NEXT_TOKEN for name in raw.get("architectures") or ()):
+    if _DEEPSPEC in raw:
         return True, "DeepSpec's layout"
     projector = _entry(raw, "projector_type")
     if projector == "domino":
@@ -184,13 +189,13 @@ def _number(folder: Path, raw: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _mask_token(folder: Path, raw: Mapping[str, Any]) -> int:
+def _mask_token(folder: Path, raw: Mapping[str, Any], other_keys: Collection[str]) -> int:
     if (folder / "mask_embedding.pt").exists():
         raise UnsupportedModelError(
             f"{folder} has mask_embedding.pt, an embedding of its own for the mask token, which is not read: "
             "proposer=dflash takes the mask's row of the embedding table."
         )
-    found = find_mask_token(raw)
+    found = find_mask_token(raw, (*MASK_KEYS, *other_keys))
     if found is None or not isinstance(found.value, int):
         raise CheckpointError(f"{folder / 'config.json'} names no mask_token_id (in dflash_config or at the top).")
     return found.value

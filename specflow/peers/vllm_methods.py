@@ -1,4 +1,4 @@
-"""What the built-in drafting methods become in vLLM's `speculative_config`, field by field.
+"""What drafting methods become in vLLM's `speculative_config`, field by field.
 
 Names and meanings are those of vLLM 0.32's `SpeculativeConfig`.
 """
@@ -12,21 +12,26 @@ from specflow.checkpoints.folder import read_json
 from specflow.peers.fates import OptionFates
 from specflow.zoo.bundle import PREFIX, resolve
 
-__all__ = ["OLDER_RUNNER", "place_of", "speculative_config"]
+__all__ = ["OLDER_RUNNER", "Writer", "dflash_config", "place_of", "speculative_config"]
 
 OLDER_RUNNER = ("suffix", "pard")  # methods that vLLM runs with its older model runner on every device
 _GROUP = "proposer"
 _DRAFT_RESULT = "drafts of another precision differ a little, and the output does not"
 
 Values = Mapping[str, Any]
+# From a proposer's options by name, the target's dtype, and where every option's fate is written down: the fields of
+# `speculative_config` besides the method.
+Writer = Callable[[Values, str, OptionFates], dict[str, Any]]
 
 
-def speculative_config(name: str, options: Values, target_dtype: str, fates: OptionFates) -> dict[str, Any]:
-    """The fields for a built-in proposer; every option of it gets its fate. Empty when vLLM has no such method.
+def speculative_config(
+    name: str, options: Values, target_dtype: str, fates: OptionFates, plugin: Writer | None = None
+) -> dict[str, Any]:
+    """The fields for a proposer; every option of it gets its fate. Empty when vLLM has no such method.
 
-    target_dtype: `auto`, `float32`, `bfloat16` or `float16`.
+    target_dtype: `auto`, `float32`, `bfloat16` or `float16`. plugin: of a proposer that is not built in.
     """
-    write = _METHODS.get(name)
+    write = _METHODS.get(name, plugin)
     if write is None:
         text = _WITHOUT_COUNTERPART.get(name, "no counterpart of it in vLLM is known")
         fates.add("proposer", name, "impossible", text)
@@ -127,7 +132,8 @@ def _eagle3(options: Values, dtype: str, fates: OptionFates) -> dict[str, Any]:
     return _model(options, dtype, f"{PREFIX}eagle3", fates) | _taken(options, ("num_speculative_tokens",), fates)
 
 
-def _dflash(options: Values, dtype: str, fates: OptionFates) -> dict[str, Any]:
+def dflash_config(options: Values, dtype: str, fates: OptionFates) -> dict[str, Any]:
+    """A DFlash head, or a method that adds to one and has its options."""
     config = _model(options, dtype, f"{PREFIX}dflash", fates)
     trained = _trained_drafts(config["model"])
     asked = options["num_speculative_tokens"]
@@ -157,30 +163,14 @@ def _trained_drafts(place: str) -> int | None:
     return None if not isinstance(size, int) else size if answers_from_anchor(raw)[0] else size - 1
 
 
-def _dspark(options: Values, dtype: str, fates: OptionFates) -> dict[str, Any]:
-    """DSpark, of the package specflow-dspark: a DFlash block with heads that vLLM knows as well."""
-    config = _dflash({**options, "path": options["path"] or ""}, dtype, fates)
-    if options["path"] is None:
-        fates.add(f"{_GROUP}.path", None, "impossible", "the head inside the plugin's package: name a folder or hub id")
-    adaptive = options["prefix_selection"] == "cost"
-    text = "speculative_config.enable_adaptive_verification: by the confidence head as well, with vLLM's own cost"
-    if options["prefix_selection"] == "threshold":
-        text = "vLLM chooses by its own cost or submits every draft; the output is the same"
-    fates.add(f"{_GROUP}.prefix_selection", options["prefix_selection"], "differs", text)
-    own = dict.fromkeys(("threshold", "verify_costs", "round_cost"), "of specflow's prefix selection")
-    fates.leave_out(_GROUP, options, own)
-    return config | {"enable_adaptive_verification": adaptive or None}
-
-
-_METHODS: Mapping[str, Callable[[Values, str, OptionFates], dict[str, Any]]] = {
+_METHODS: Mapping[str, Writer] = {
     "ngram": _ngram,
     "ngram_gpu": _ngram,
     "suffix": _suffix,
     "draft_model": _draft_model,
     "pard": _pard,
     "eagle3": _eagle3,
-    "dflash": _dflash,
-    "dspark": _dspark,
+    "dflash": dflash_config,
 }
 _VLLM_NAMES = {"pard": "draft_model"}
 _WITHOUT_COUNTERPART = {

@@ -14,7 +14,7 @@ from specflow.options import build_options, show
 from specflow.peers.fates import OptionFate, OptionFates
 from specflow.peers.vllm_methods import OLDER_RUNNER, place_of, speculative_config
 from specflow.peers.vllm_options import VllmOptions
-from specflow.plugins.component import Kind
+from specflow.plugins.component import VLLM_METHOD, Kind
 from specflow.plugins.registry import Registry
 from specflow.zoo.bundle import PREFIX
 
@@ -145,7 +145,9 @@ def _proposer(config: Mapping[str, Any], registry: Registry, plan: VllmPlan) -> 
         plan.fates.add("proposer", None, "mapped", "no --speculative-config: plain decoding")
         return
     name, options = _node(config, registry, Kind.PROPOSER)
-    plan.speculative = speculative_config(name, options, plan.engine.get("dtype", "auto"), plan.fates)
+    known = registry.components(VLLM_METHOD).get(name)
+    writer = None if known is None else known.build(config[Kind.PROPOSER])
+    plan.speculative = speculative_config(name, options, plan.engine.get("dtype", "auto"), plan.fates, writer)
     if name == "suffix":
         plan.needs.append("arctic-inference")
     if name == "eagle3" and _without_positions(Path(str(plan.speculative.get("model")))):

@@ -21,7 +21,10 @@ class Kind(StrEnum):
     TRACKING = "tracking"
 
 
-TRAINABLE_HEAD = "trainable_head"  # a role, not a kind: no group of its own, chosen by the name of its proposer
+# Roles, not kinds: no groups of their own, chosen by the name of a proposer.
+TRAINABLE_HEAD = "trainable_head"
+VLLM_METHOD = "vllm_method"
+ROLES = (TRAINABLE_HEAD, VLLM_METHOD)
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,12 @@ def specflow_trainable_heads() -> Sequence[Component]:  # type: ignore[empty-bod
     the name of the proposer that runs the result."""
 
 
+@hookspec
+def specflow_vllm_methods() -> Sequence[Component]:  # type: ignore[empty-body]
+    """What proposers become in vLLM's `speculative_config`, for `task=export` and `engine=vllm`: each registered under
+    the name and with the options of its proposer; factories of `specflow.peers.vllm_methods.Writer`."""
+
+
 # -- configuration ------------------------------------------------------------------------------------------------
 @hookspec
 def specflow_config_dirs() -> Sequence[Path]:  # type: ignore[empty-body]

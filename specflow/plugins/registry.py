@@ -16,7 +16,7 @@ import pluggy
 
 from specflow.errors import ConfigError, PluginError
 from specflow.plugins import hookspecs
-from specflow.plugins.component import TRAINABLE_HEAD, Component, Kind
+from specflow.plugins.component import ROLES, TRAINABLE_HEAD, VLLM_METHOD, Component, Kind
 from specflow.plugins.relay import LifeCycle, call_each
 from specflow.plugins.source import Problem, RegisteredComponent, Source
 from specflow.plugins.validation import check_hooks
@@ -35,6 +35,7 @@ COMPONENT_HOOKS: Mapping[str, Kind | str] = {
     "specflow_tasks": Kind.TASK,
     "specflow_trackers": Kind.TRACKING,
     "specflow_trainable_heads": TRAINABLE_HEAD,
+    "specflow_vllm_methods": VLLM_METHOD,
 }
 _LISTENER = "listener"
 
@@ -243,8 +244,8 @@ class Registry:
 
 
 def _known(kind: Kind | str) -> Kind | str:
-    """The kind, or the one role beside the kinds. ValueError for any other word."""
-    return kind if kind == TRAINABLE_HEAD else Kind(kind)
+    """The kind, or the role beside the kinds. ValueError for any other word."""
+    return kind if kind in ROLES else Kind(kind)
 
 
 def _module_of(thing: Any) -> str:

@@ -39,7 +39,7 @@ class Problem:
 class RegisteredComponent:
     """A component and the plugin that registered it. Nothing is imported before it is needed."""
 
-    kind: Kind | str  # or the role `TRAINABLE_HEAD`
+    kind: Kind | str  # or one of `ROLES`
     component: Component
     source: Source
 

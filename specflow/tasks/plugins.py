@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specflow.errors import PluginError
-from specflow.plugins.component import TRAINABLE_HEAD, Kind
+from specflow.plugins.component import ROLES, Kind
 from specflow.plugins.registry import RegisteredComponent, Registry
 from specflow.tasks.base import Task, TaskContext
 from specflow.tracking.events import RunFinished
@@ -54,8 +54,9 @@ def component_table(registry: Registry) -> Table:
     for kind in Kind:
         for name, item in registry.components(kind).items():
             table.add_row(*_row(kind, name, item, folders))
-    for name, item in registry.components(TRAINABLE_HEAD).items():  # chosen by +proposer=NAME
-        table.add_row(TRAINABLE_HEAD, *_row(Kind.PROPOSER, name, item, folders)[1:])
+    for role in ROLES:  # chosen by +proposer=NAME
+        for name, item in registry.components(role).items():
+            table.add_row(role, *_row(Kind.PROPOSER, name, item, folders)[1:])
     return table
 
 

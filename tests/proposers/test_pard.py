@@ -340,7 +340,7 @@ def test_a_given_mask_token_outside_the_vocabulary_is_refused(folder: Path, give
 def test_the_mask_token_is_looked_for_in_order() -> None:
     config: dict[str, Any] = {"ptd_token_id": 5, "vocab_size": 9}
     assert find_mask_token({"vocab_size": 9, "mask_token_id": None, "dflash_config": 3}) is None
-    for key, value in (("pard_token", 4), ("dspark_noise_token_id", 3), ("mask_token_id", 2)):
+    for key, value in (("pard_token", 4), ("mask_token_id", 2)):
         config[key] = value
         assert find_mask_token(config) == MaskToken(key, value)
     config["dflash_config"] = {"mask_token_id": 1}

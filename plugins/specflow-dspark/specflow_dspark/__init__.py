@@ -23,6 +23,12 @@ def specflow_trainable_heads() -> list[Component]:
 
 
 @hookimpl
+def specflow_vllm_methods() -> list[Component]:
+    """What it is in vLLM, for `task=export` and `engine=vllm`."""
+    return [Component("dspark", f"{__name__}.export:vllm_method", f"{__name__}.proposer:DSparkOptions", _SUMMARY)]
+
+
+@hookimpl
 def specflow_config_dirs() -> list[Path]:
     """The folder with proposer/dspark.yaml and the training recipes."""
     return [Path(__file__).parent / "conf"]

@@ -47,7 +47,7 @@ def load_dspark(
     refuse_other_blocks(folder)
     names = frozenset() if dummy else locate_tensors(folder).keys()
     from_anchor = silent_layout(folder)
-    block = read_description(folder, names, facts, from_anchor).config
+    block = read_description(folder, names, facts, from_anchor, mask_keys=("dspark_noise_token_id",)).config
     described = read_serial(folder, names, block)
     with torch.device("meta"):
         heads = DSparkHead(block, described.config)
