@@ -226,6 +226,10 @@ def _scheduler(name: str, options: dict[str, Any], plan: VllmPlan) -> None:
         if key in _SCHEDULED:
             fates.add(f"scheduler.{key}", value, "mapped", _SCHEDULED[key])
             plan.engine |= {key: value} if value is not None else {}
+        elif key == "num_speculative_tokens_per_batch_size":
+            fates.add(f"scheduler.{key}", value, "mapped", f"speculative_config.{key}")
+            if value is not None and plan.speculative is not None:
+                plan.speculative[key] = [list(one) for one in value]
         elif key == "num_kv_blocks":
             fates.add(f"scheduler.{key}", value, "mapped", "--num-gpu-blocks-override")
             plan.engine |= {"num_gpu_blocks_override": value} if value is not None else {}

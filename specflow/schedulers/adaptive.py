@@ -5,7 +5,7 @@ sampled law stays what it was. The drafting method is told, and saves what it ca
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -131,10 +131,6 @@ class AdaptiveScheduler(ContinuousScheduler):
             self._lengths = self._decide()
         return min(most, self._lengths.get(request.request_id, 0))
 
-    def token_limit(self, request: Request) -> int | None:
-        """See `Scheduler.token_limit`: drafts depend on more than a limit."""
-        return None if self._drafts(request) else super().token_limit(request)
-
     def _decide(self) -> dict[str, int]:
         """Drafts of the requests that go on, by id."""
         going = [request for request in self._running if request.finish_reason is None]
@@ -186,13 +182,6 @@ class AdaptiveScheduler(ContinuousScheduler):
         else:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE * self.options.probe_interval)
         self._quiet = 0
-
-    def plan_ahead(self, steps_ahead: Mapping[str, int]) -> Sequence[Request] | None:
-        """See `Scheduler.plan_ahead`; nothing once somebody speculates."""
-        return None if any(map(self._drafts, self._running)) else super().plan_ahead(steps_ahead)
-
-    def _drafts(self, request: Request) -> bool:
-        return request.speculate and self._limits.num_speculative_tokens > 0
 
     def observe(self, record: "StepRecord") -> None:
         """See `Scheduler.observe`: the time of a step of decoding requests corrects the costs."""

@@ -21,13 +21,30 @@ class ContinuousOptions(SchedulerSizes):
 
     enable_chunked_prefill: bool = True  # split prompts that do not fit the budget of a step
     long_prefill_token_threshold: int = 0  # most prompt tokens of one request in a step; 0 = the budget
+    # Most drafts by running requests, [first, last, K] per range; elsewhere proposer.num_speculative_tokens.
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_ranges(self.num_speculative_tokens_per_batch_size or ())
         if self.long_prefill_token_threshold < 0:
             raise ConfigError(
                 f"scheduler.long_prefill_token_threshold={self.long_prefill_token_threshold} must be 0 (off) or more."
             )
+
+
+def _check_ranges(ranges: Sequence[tuple[int, int, int]]) -> None:
+    option = "scheduler.num_speculative_tokens_per_batch_size"
+    behind = 0
+    for one in sorted(ranges):
+        first, last, drafts = one
+        if not 1 <= first <= last or drafts < 0:
+            raise ConfigError(
+                f"{option} has {list(one)}: give [first, last, K] with 1 <= first <= last running requests and K >= 0."
+            )
+        if first <= behind:
+            raise ConfigError(f"{option} says twice what {first} running requests draft: ranges may not overlap.")
+        behind = last
 
 
 class ContinuousScheduler(Scheduler):
@@ -37,6 +54,8 @@ class ContinuousScheduler(Scheduler):
 
     def __init__(self, options: ContinuousOptions) -> None:
         self.options = options
+        # Who runs in the next step is known when the outcome of the last one is.
+        self.plans_drafts_ahead = self.plans_drafts_ahead and not options.num_speculative_tokens_per_batch_size
 
     def configure(self, limits: EngineLimits) -> None:
         """See `Scheduler.configure`. Raises `ConfigError` when one request could never fit."""
@@ -181,17 +200,29 @@ class ContinuousScheduler(Scheduler):
         """See `Scheduler.max_drafts`: no draft that could not be kept is ever asked for."""
         if not request.speculate:
             return 0
-        return max(0, min(self._limits.num_speculative_tokens, self._most_tokens_of(request) - request.num_tokens - 1))
+        return max(0, min(self._drafts_at_this_size(), self._most_tokens_of(request) - request.num_tokens - 1))
+
+    def _drafts_at_this_size(self) -> int:
+        most, ranges = self._limits.num_speculative_tokens, self.options.num_speculative_tokens_per_batch_size
+        if not ranges:
+            return most
+        running = sum(request.finish_reason is None for request in self._running)
+        return next((min(most, drafts) for first, last, drafts in ranges if first <= running <= last), most)
+
+    def _drafts(self, request: Request) -> bool:
+        return request.speculate and self._limits.num_speculative_tokens > 0
 
     def token_limit(self, request: Request) -> int | None:
         """See `Scheduler.token_limit`: the context, or the request's own budget."""
-        return self._most_tokens_of(request)
+        return self._most_tokens_of(request) if self.plans_drafts_ahead or not self._drafts(request) else None
 
     def _most_tokens_of(self, request: Request) -> int:
         return min(self._limits.max_model_len, request.prompt_len + request.sampling.max_tokens)
 
     def plan_ahead(self, steps_ahead: Mapping[str, int]) -> Sequence[Request] | None:
         """See `Scheduler.plan_ahead`."""
+        if not self.plans_drafts_ahead and any(map(self._drafts, self._running)):
+            return None
         most = self._limits.num_speculative_tokens + 1
         budget = self._limits.max_num_batched_tokens
         if len(self._running) * most > budget or self._could_admit(budget - len(self._running)):
@@ -231,4 +262,11 @@ class ContinuousScheduler(Scheduler):
             "max_model_len": str(limits.max_model_len),
             "kv_blocks": f"{limits.num_blocks} of {limits.block_size} tokens",
             "preemptions": str(self.num_preemptions),
-        }
+        } | self._describe_ranges()
+
+    def _describe_ranges(self) -> dict[str, str]:
+        ranges = self.options.num_speculative_tokens_per_batch_size
+        if not ranges:
+            return {}
+        words = [f"{first} to {last} requests: {drafts}" for first, last, drafts in ranges]
+        return {"most drafts by batch size": "; ".join(words)}

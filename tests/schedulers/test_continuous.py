@@ -194,3 +194,42 @@ def test_too_few_blocks_for_one_request_is_a_config_error() -> None:
 def test_impossible_options_name_themselves(options: dict[str, int], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         ContinuousOptions(**options)
+
+
+def test_drafts_by_batch_size() -> None:
+    """C71: as many as the range of the running requests says; a size that no range names has the proposer's K."""
+    scheduler = make(drafts=5, num_speculative_tokens_per_batch_size=((1, 1, 4), (3, 4, 0)))
+    drafted = []
+    for name in "abc":
+        scheduler.add(request(name, 2))
+        run_step(scheduler)  # its prompt
+        drafted.append([count for *_, count in shape(run_step(scheduler))])
+    assert drafted == [[4], [5, 5], [0, 0, 0]]
+    assert scheduler.describe()["most drafts by batch size"] == "1 to 1 requests: 4; 3 to 4 requests: 0"
+
+
+def test_drafts_by_batch_size_are_not_planned_ahead() -> None:
+    scheduler = make(drafts=5, num_speculative_tokens_per_batch_size=((1, 1, 4),))
+    one = request("a", 2)
+    scheduler.add(one)
+    run_step(scheduler)
+    assert not scheduler.plans_drafts_ahead
+    assert scheduler.plan_ahead({}) is None
+    assert scheduler.token_limit(one) is None
+    one.speculate = False
+    assert scheduler.plan_ahead({}) == (one,)
+    assert make(drafts=5).plans_drafts_ahead
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        (((0, 3, 1),), r"has \[0, 3, 1\]: give \[first, last, K\]"),
+        (((3, 2, 1),), r"has \[3, 2, 1\]"),
+        (((1, 2, -1),), r"has \[1, 2, -1\]"),
+        (((2, 6, 1), (1, 2, 3)), "says twice what 2 running requests draft"),
+    ],
+)
+def test_ranges_that_make_no_sense(ranges: tuple[tuple[int, int, int], ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(num_speculative_tokens_per_batch_size=ranges)
