@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specflow import Engine, SamplingParams
-from specflow.engine.losslessness import Difference, find_differences
+from specflow.engine.losslessness import Difference, comparable, find_differences
 from specflow.engine.prompts import encode_prompt
 from specflow.errors import ConfigError, SpecflowError
 from specflow.metrics.summary import PLAIN
@@ -134,6 +134,7 @@ class Bench:
         """All methods, plain decoding first; a method that learns also has a row for its second pass."""
         rows: dict[tuple[str, int], Row] = {}
         differences: dict[tuple[str, int], list[Difference]] = defaultdict(list)
+        compared: dict[tuple[str, int], list[tuple[int, int, int]]] = defaultdict(list)
         for repeat in range(self.arguments.repeats):
             expected: Measurement | None = None
             for method in (PLAIN, *self.arguments.methods):
@@ -145,11 +146,12 @@ class Bench:
                     if method != PLAIN:
                         found = find_differences(engine, expected.outputs, one.outputs, self.sampling)
                         differences[method, number] += found
-        requests = self.arguments.repeats * sum(len(prompt.turns) for prompt in group.prompts)
+                        requests, tokens = comparable(expected.outputs, one.outputs)
+                        compared[method, number].append((requests, tokens, len(one.outputs) - requests))
         for key, row in rows.items():
             if row.method != PLAIN:
                 row.speedup = row.speed / rows[PLAIN, 0].speed
-                row.verdict = judge(differences[key], requests, row.output_tokens)
+                row.verdict = judge(differences[key], *map(sum, zip(*compared[key], strict=True)))
         return list(rows.values())
 
     def _passes(

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from specflow import Engine, SamplingParams
-from specflow.engine.losslessness import find_differences
+from specflow.engine.losslessness import comparable, find_differences
 from specflow.engine.prompts import encode_prompt
 from specflow.errors import ConfigError, SpecflowError
 from specflow.metrics.summary import PLAIN
@@ -109,7 +109,8 @@ class Bench:
                 if row is not first:
                     row.speedup = row.speed / first.speed
                     found = find_differences(engine, expected.outputs, one.outputs, self.sampling)
-                    row.verdict = judge(found, len(one.outputs), row.output_tokens)
+                    requests, tokens = comparable(expected.outputs, one.outputs)
+                    row.verdict = judge(found, requests, tokens, len(one.outputs) - requests)
                 rows.append(row)
         order = [group.name for group in groups]
         return sorted(rows, key=lambda row: order.index(row.group))

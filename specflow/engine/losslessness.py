@@ -20,6 +20,7 @@ from specflow.engine.laws import processed_logits
 from specflow.engine.outputs import RequestOutput
 from specflow.kernels.noise import TARGET, gumbel_noise
 
+LATER_TURN = "/turn-"  # between the name of a conversation and the number of its turn, in the name of a request
 # Units in the last place of the highest logit within which two logits count as equal. Float32 sums of a few thousand
 # products differ by tens of units between matrix shapes; in half precision the rounding of the output itself dominates.
 TIE_ULPS = {torch.float32: 64, torch.float16: 2, torch.bfloat16: 2}
@@ -45,12 +46,29 @@ class Difference:
 def find_differences(
     engine: Engine, plain: Sequence[RequestOutput], speculative: Sequence[RequestOutput], sampling: SamplingParams
 ) -> list[Difference]:
-    """First differences between two runs of the same prompts; empty when all outputs are equal."""
-    differences = []
+    """First differences between two runs of the same prompts; empty when all outputs are equal.
+
+    A later turn of a conversation whose answers differed before has another prompt in each run, so its answers say
+    nothing and are passed over (see `comparable`); the earlier difference is in the list.
+    """
+    differences: list[Difference] = []
     for before, after in zip(plain, speculative, strict=True):
-        if before.token_ids != after.token_ids:
+        followed = before.prompt_ids != after.prompt_ids and any(
+            _conversation(one.request_id) == _conversation(before.request_id) for one in differences
+        )
+        if before.token_ids != after.token_ids and not followed:
             differences.append(_examine(engine, before, after, sampling))
     return differences
+
+
+def comparable(plain: Sequence[RequestOutput], speculative: Sequence[RequestOutput]) -> tuple[int, int]:
+    """Requests that had the same prompt in both runs, and the tokens of their speculative outputs."""
+    alike = [after for before, after in zip(plain, speculative, strict=True) if before.prompt_ids == after.prompt_ids]
+    return len(alike), sum(len(output.token_ids) for output in alike)
+
+
+def _conversation(request_id: str) -> str:
+    return request_id.partition(LATER_TURN)[0]
 
 
 def _examine(engine: Engine, plain: RequestOutput, speculative: RequestOutput, sampling: SamplingParams) -> Difference:

@@ -11,7 +11,7 @@ from specflow.core.sampling_params import SamplingParams
 from specflow.engine.build import assemble
 from specflow.engine.cost_curve import measure_cost_curve
 from specflow.engine.engine import Engine
-from specflow.engine.losslessness import Difference, find_differences
+from specflow.engine.losslessness import Difference, comparable, find_differences
 from specflow.engine.prompts import encode_prompt
 from specflow.errors import ConfigError
 from specflow.metrics.summary import (
@@ -221,14 +221,15 @@ class _Bench:
             return LosslessVerdict("not_applicable", reason=reason)
         plain = {(one.series.batch_size, one.series.repeat): one for one in measured if one.series.method == PLAIN}
         differences: list[Difference] = []
-        requests = tokens = 0
+        requests = tokens = left_out = 0
         for one in measured:
             if one.series.method != PLAIN:
                 expected = plain[one.series.batch_size, one.series.repeat].outputs
                 differences += find_differences(self.engine, expected, one.outputs, self.sampling)
-                requests += len(one.outputs)
-                tokens += sum(len(output.token_ids) for output in one.outputs)
-        return judge(differences, requests, tokens)
+                alike = comparable(expected, one.outputs)
+                requests, tokens = requests + alike[0], tokens + alike[1]
+                left_out += len(one.outputs) - alike[0]
+        return judge(differences, requests, tokens, left_out)
 
     def summary(self, measured: Sequence[Measurement], verdict: LosslessVerdict) -> BenchSummary:
         """Put everything together."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from specflow.core.sampling_params import SamplingParams, seeded
 from specflow.engine.engine import Engine
+from specflow.engine.losslessness import LATER_TURN
 from specflow.engine.outputs import RequestOutput
 from specflow.engine.prompts import PromptLike
 from specflow.proposers.base import Proposer
@@ -87,7 +88,7 @@ def _run_turn(
         speculate=series.method != "plain",
         concurrency=series.batch_size,
         arrivals=_arrivals(len(chosen), request_rate, seed),
-        request_ids=[f"{prompts[index].id}{f'/turn-{turn + 1}' if turn else ''}" for index in chosen],
+        request_ids=[f"{prompts[index].id}{f'{LATER_TURN}{turn + 1}' if turn else ''}" for index in chosen],
         on_step=on_step,
         on_finish=on_finish,
     )

@@ -83,7 +83,7 @@ def bench_elsewhere(engine: DecodingEngine, context: TaskContext, options: Bench
     else:
         compared = [one for one in measured if sampler.lossless or one.series.method == PLAIN]
         tokens = sum(len(output.token_ids) for one in compared for output in one.outputs)
-        requests = sum(len(one.outputs) for one in compared)
+        requests = sum(len(one.outputs) for one in compared)  # a later turn contains our answers: prompts are alike
         verdict = judge(bench.differences(compared, sampling), requests, tokens)
         agreement = bench.agreement(compared)
     caveats = [f"{engine.name}: {text}" for text in engine.caveats(context.config, _registry(context))]
