@@ -136,8 +136,10 @@ def test_causal_blocks_run_no_row_in_vain() -> None:
     ("layout", "rule", "way"),
     [
         *itertools.product(LAYOUTS, RULES, ["fused", "torch"]),
-        ("fill-in", "window", "triton"),
-        pytest.param("next-token", "both ways", "triton", marks=pytest.mark.slow),
+        *(
+            pytest.param(layout, rule, "triton", marks=pytest.mark.slow)
+            for layout, rule in (("fill-in", "window"), ("next-token", "both ways"))
+        ),
     ],
 )
 def test_pages_filled_step_by_step_equal_one_computation(tmp_path: Path, layout: str, rule: str, way: str) -> None:

@@ -118,7 +118,15 @@ def test_power_is_at_least_what_is_stated(shift: tuple[int, int]) -> None:
 @each_drafter
 @pytest.mark.parametrize(
     ("temperature", "filters"),
-    [(0.5, "none"), (1.0, "none"), (1.5, "none"), (1.0, "top_k"), (0.7, "top_p"), (1.5, "top_p"), (1.5, "min_p")],
+    [
+        pytest.param(0.5, "none", marks=pytest.mark.slow),
+        (1.0, "none"),
+        (1.5, "none"),
+        (1.0, "top_k"),
+        pytest.param(0.7, "top_p", marks=pytest.mark.slow),
+        (1.5, "top_p"),
+        (1.5, "min_p"),
+    ],
 )
 def test_joint_law(name: str, drafter: str, temperature: float, filters: str) -> None:
     """Four tokens, V=4, up to three drafts per step: 256 outcomes; a bias of 0.05 in total variation is caught."""
@@ -130,7 +138,13 @@ def test_joint_law(name: str, drafter: str, temperature: float, filters: str) ->
     assert gate.passed, gate.sentence()
 
 
-SIZES = [(2, 8, 5), (3, 5, 1), (3, 5, 2), (5, 3, 7), (16, 2, 1)]
+SIZES = [
+    pytest.param(2, 8, 5, marks=pytest.mark.slow),
+    pytest.param(3, 5, 1, marks=pytest.mark.slow),
+    (3, 5, 2),
+    (5, 3, 7),
+    (16, 2, 1),
+]
 
 
 @each_sampler
@@ -214,13 +228,13 @@ WRONG = [(kind, drafter) for kind in ALWAYS_WRONG for drafter in DRAFTERS]
 WRONG += [(kind, "probabilistic") for kind in WRONG_WITH_SAMPLED_DRAFTS]
 
 
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (10**6, 2 * 10**6))])
 @pytest.mark.parametrize(("kind", "drafter"), WRONG, ids=lambda value: getattr(value, "name", value))
-def test_the_gate_fails_what_is_wrong(kind: type, drafter: str) -> None:
-    """At each of three seeds; the shared noise is the smallest of these biases (total variation 0.03)."""
+def test_the_gate_fails_what_is_wrong(kind: type, drafter: str, seed: int) -> None:
+    """The shared noise is the smallest of these biases (total variation 0.03)."""
     model = TableModel.random(4, seed=1)
-    for seed in (0, 10**6, 2 * 10**6):
-        gate = model.gate(kind(), num_samples=30_000, num_tokens=4, num_drafts=3, drafter=drafter, first_seed=seed)
-        assert not gate.passed, gate.sentence()
+    gate = model.gate(kind(), num_samples=30_000, num_tokens=4, num_drafts=3, drafter=drafter, first_seed=seed)
+    assert not gate.passed, gate.sentence()
 
 
 def test_the_gate_fails_a_lossy_sampler() -> None:

@@ -45,8 +45,15 @@ def loaded(folder: Path, choices: Choices | None = None, **options: Any) -> HfTa
 
 
 @interpreted
-@pytest.mark.parametrize("choices", [None, OURS], ids=["torch's products", "our products"])
-@pytest.mark.parametrize("build", PLAIN)
+@pytest.mark.parametrize(
+    ("build", "choices"),
+    [
+        *((build, OURS) for build in PLAIN),
+        (models.tiny_qwen3, None),
+        *(pytest.param(build, None, marks=pytest.mark.slow) for build in PLAIN[:-1]),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "torch's products" if value is None else "ours",
+)
 def test_plain_families_agree(build: Callable[..., Path], choices: Choices | None, tmp_path: Path) -> None:
     """Same logits and hidden states as the layers of transformers, to rounding; prompts and single tokens."""
     folder = build(tmp_path, layers=2)
