@@ -94,7 +94,7 @@ def sweep_folder(folder: Path) -> Path:
 
 
 # -- parent and children -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("chdir", [False, True])
+@pytest.mark.parametrize("chdir", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_one_parent_with_a_child_per_job(llama_folder: Path, launch: Path, registry: Registry, chdir: bool) -> None:
     """C62 and C63: one store in the launch folder, nested runs named by their overrides, the best one and a table."""
     line = words(
@@ -126,6 +126,7 @@ def test_plain_decoding_is_measured_by_the_first_job_only(llama_folder: Path, la
     ]
 
 
+@pytest.mark.slow
 def test_every_job_measures_plain_decoding_when_asked(llama_folder: Path, launch: Path, registry: Registry) -> None:
     line = words(llama_folder, "+proposer=ngram,suffix", "tracking=none", "sweep.reuse_baseline=false")
     assert cli.main(line, registry) == 0

@@ -133,7 +133,7 @@ def test_single_odd_values(heat: float) -> None:
 
 
 @pytest.mark.parametrize("with_law", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow), torch.float16])
 def test_logits_at_the_limits_of_their_type(dtype: torch.dtype, with_law: bool) -> None:
     """Where a product with log2(e) overflows float32, and where infinity stands for a number that is not float32's."""
     logits, inputs = make_case(8, 2, 2600, seed=20, heat=1.0, dtype=dtype, with_law=with_law)
@@ -241,7 +241,7 @@ def test_float64_noise() -> None:
 
 
 @pytest.mark.parametrize("with_law", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 def test_temperature_inside(dtype: torch.dtype, with_law: bool) -> None:
     logits, inputs = make_case(9, 3, 1300, seed=16, dtype=dtype, with_law=with_law)
     logits[0, 3] = INF

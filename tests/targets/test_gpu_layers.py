@@ -73,7 +73,7 @@ def test_plain_families_agree(build: Callable[..., Path], choices: Choices | Non
 
 
 @interpreted
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_half_precision(dtype: str, tmp_path: Path) -> None:
     """The proof holds for both ways of the products."""
     folder, (prompt,) = models.tiny_qwen3(tmp_path, layers=1), random_prompts(9)
@@ -85,7 +85,7 @@ def test_half_precision(dtype: str, tmp_path: Path) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("build", OTHERS)
+@pytest.mark.parametrize("build", [OTHERS[0], *(pytest.param(build, marks=pytest.mark.slow) for build in OTHERS[1:])])
 def test_other_families_run_as_transformers_wrote_them(build: Callable[..., Path], tmp_path: Path) -> None:
     target = loaded(build(tmp_path))
     target.attach(limits_for(target), Taps())

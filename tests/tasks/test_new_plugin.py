@@ -57,6 +57,7 @@ def test_its_own_tests_pass(package: Path, environment: dict[str, str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_its_proposer_runs(environment: dict[str, str], tmp_path: Path) -> None:
     words = ["task=generate", "+proposer=my_method", "task.prompts=[import]", "sampling.max_tokens=8", "tracking=none"]
     command = [sys.executable, "-m", "specflow", *words]
