@@ -120,10 +120,10 @@ def rates_of(run: Run, batch_sizes: Sequence[int], rounds: int, vocab_size: int)
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    prompts_of = lambda count: torch.randint(10, vocab_size - 10, (count, PROMPT), generator=generator).tolist()  # noqa: E731
 
     def timed(batch: int, tokens: int) -> tuple[float, int]:
-        prompts, begun = prompts_of(batch), time.perf_counter()
+        prompts = torch.randint(10, vocab_size - 10, (batch, PROMPT), generator=generator).tolist()
+        begun = time.perf_counter()
         made = run(prompts, tokens)
         return time.perf_counter() - begun, made
 

@@ -16,9 +16,9 @@ from specflow.core.draft import Draft, Verdict
 from specflow.core.limits import EngineLimits
 from specflow.engine.buffers import StepBuffers
 from specflow.engine.decode_state import DecodeRows, DecodeState
+from specflow.kernels.decode_columns import COUNTS
 from specflow.kernels.triton_choice import triton_available
 
-COUNTS = 5  # columns of a result before its tokens: emitted, accepted, verified drafts, next drafts, dropped drafts
 RESULTS = 4  # results kept on the device: more than steps in flight
 
 

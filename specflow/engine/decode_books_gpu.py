@@ -6,6 +6,7 @@ from specflow.core.draft import Draft, Verdict
 from specflow.engine.decode_books import RESULTS, Committed, DecodeBooks, Opened
 from specflow.engine.decode_state import DecodeRows
 from specflow.kernels import decode_books_triton as kernels
+from specflow.kernels.decode_columns import STATE
 from specflow.kernels.launch_overlap import early_start
 from specflow.kernels.rejection.workspace import power_of_two
 from specflow.kernels.triton_choice import device_of
@@ -20,7 +21,7 @@ class GpuDecodeBooks(DecodeBooks):
         """See `DecodeBooks.open`."""
         state, tokens, blocks = self.state, self.buffers.tokens.device, self.buffers.blocks.device
         places, most_blocks = batch * (width + 1), blocks.shape[1]
-        parts = _cut(blocks, [len(kernels.STATE) * batch, 1, places, places, places, batch * width, batch * most_blocks,
+        parts = _cut(blocks, [len(STATE) * batch, 1, places, places, places, batch * width, batch * most_blocks,
                               batch])  # fmt: skip
         row_ints, self._turn_now, positions, slot_mapping, token_ids, draft_ids, block_table, seq_len = parts
         self._row_ints = row_ints.view(-1, batch)

@@ -25,11 +25,12 @@ from specflow.core.request import Request, Status
 from specflow.engine.border import Readback
 from specflow.engine.buffers import StepBuffers
 from specflow.engine.commit import StepResult, count_round, keep_tokens
-from specflow.engine.decode_books import COUNTS, RESULTS
+from specflow.engine.decode_books import RESULTS
 from specflow.engine.decode_state import DecodeState
 from specflow.engine.decode_step import DecodeStep, Law, Variant, Verified
 from specflow.engine.detokenizer import Detokenizer
 from specflow.engine.graphs import Calls, Graphs, batch_buckets
+from specflow.kernels.decode_columns import COUNTS
 from specflow.proposers.base import HostView, Proposer
 from specflow.samplers.base import Sampler
 from specflow.samplers.processors import masks_or_penalises

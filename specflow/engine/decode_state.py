@@ -7,11 +7,9 @@ import torch
 from specflow.core.limits import EngineLimits
 from specflow.core.request import Request
 from specflow.engine.buffers import HostBuffer
+from specflow.kernels.decode_columns import FLOATS, STATE
 from specflow.samplers.filters import RowFilters
 
-# The order that `kernels.decode_books_triton` knows.
-_INTS = ("num_tokens", "num_drafts", "rounds", "seeds", "limits", "speculates", "top_k")
-_FLOATS = ("temperature", "top_p", "min_p")
 _UPLOADS = 4  # more than steps in flight: a staging row is free again when its turn comes
 
 
@@ -21,10 +19,10 @@ class DecodeState:
     def __init__(self, limits: EngineLimits, most_rows: int) -> None:
         """most_rows: of one step, padding included."""
         slots = limits.max_num_seqs + 1
-        self._ints = HostBuffer((len(_INTS), slots), limits.device)
-        self._floats = HostBuffer((len(_FLOATS), slots), limits.device, torch.float32)
-        self._ints.host[_INTS.index("num_tokens")] = 1  # nobody stands before position 0
-        self._ints.upload(len(_INTS))
+        self._ints = HostBuffer((len(STATE), slots), limits.device)
+        self._floats = HostBuffer((len(FLOATS), slots), limits.device, torch.float32)
+        self._ints.host[STATE.index("num_tokens")] = 1  # nobody stands before position 0
+        self._ints.upload(len(STATE))
         self.pad_slot = limits.pad_slot
         self.slots = torch.full((most_rows,), limits.pad_slot, dtype=torch.int64, device=limits.device)
         self._uploads = torch.full((_UPLOADS, most_rows), limits.pad_slot, dtype=torch.int64)
@@ -46,8 +44,8 @@ class DecodeState:
                 sampling.top_k,
             )
             self._floats.host[:, request.slot] = (sampling.temperature, sampling.top_p, sampling.min_p)
-        self._ints.upload(len(_INTS))
-        self._floats.upload(len(_FLOATS))
+        self._ints.upload(len(STATE))
+        self._floats.upload(len(FLOATS))
 
     def seat(self, slots: Sequence[int]) -> None:
         """Say which slot each row of the next steps is; the rows behind them are padding. Nothing waits."""
@@ -78,7 +76,7 @@ class DecodeState:
 
     def store(self, name: str, slots: torch.Tensor, values: torch.Tensor) -> None:
         """Write one column of a few slots, [B] each, on the device."""
-        self._ints.device[_INTS.index(name)][slots] = values
+        self._ints.device[STATE.index(name)][slots] = values
 
 
 class DecodeRows:

@@ -115,5 +115,8 @@ class Eagle3Head(TableHead):
 
     def logits(self, normed: Tensor) -> Tensor:
         """[T, E] -> [T, Vd] over the ids that the head can say."""
-        logits = nn.functional.linear(normed, self.head_table.to(normed.dtype))
-        return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
+        return self.finish_logits(nn.functional.linear(normed, self.head_table.to(normed.dtype)))
+
+    def finish_logits(self, products: Tensor) -> Tensor:
+        """Scale of products with the head's rows, [..., Vd]."""
+        return products if self.config.logit_scale == 1.0 else products * self.config.logit_scale

@@ -5,11 +5,16 @@ import torch
 from specflow.kernels.triton_choice import triton_available
 
 
-def lowest_argmax(logits: torch.Tensor) -> torch.Tensor:
+def lowest_argmax(logits: torch.Tensor, *, skip_nan: bool = False) -> torch.Tensor:
     """Index of the highest value of each row, the lowest among equals; logits [..., V] float -> [...] int64.
 
-    A NaN counts as the highest value. On a CPU numpy does it: the same answer, 5 to 15 times as fast.
+    A NaN counts as the highest value, with skip_nan as the lowest. On a CPU numpy does it: the same answer, 5 to 15
+    times as fast.
     """
+    if logits.is_cuda and triton_available():
+        return top_entries(logits, skip_nan=skip_nan)[1]
+    if skip_nan:
+        logits = _without_nan(logits)
     if logits.device.type != "cpu":
         return torch.argmax(logits, dim=-1)
     exact = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
@@ -17,14 +22,16 @@ def lowest_argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def top_entries(logits: torch.Tensor, *, skip_nan: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Highest value of each row and its index, the lowest among equals; logits [..., V], [...] each.
-
-    A NaN counts as the highest value, and the one returned is not finite then; with skip_nan it counts as the lowest.
-    """
+    """Highest value of each row, not finite where a NaN was counted as such, and its index as `lowest_argmax` has it;
+    [...] each."""
     if logits.is_cuda and triton_available():
         from specflow.kernels import argmax_triton
 
         return argmax_triton.top_entries(logits, skip_nan=skip_nan)
     if skip_nan:
-        logits = torch.where(torch.isnan(logits), float("-inf"), logits)
+        logits = _without_nan(logits)
     return logits.amax(-1), lowest_argmax(logits)
+
+
+def _without_nan(logits: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.isnan(logits), float("-inf"), logits)

@@ -18,12 +18,8 @@ _PART = 4096  # ids that one program reads
 
 
 @triton.jit
-def first_of_highest(values, ids, NOWHERE: tl.constexpr, SKIP_NAN: tl.constexpr):
-    """The highest value, and the lowest id among those that have it; NaN counts as infinity of one sign."""
-    if SKIP_NAN:
-        values = tl.where(values == values, values, float("-inf"))
-    else:
-        values = tl.where(values == values, values, float("inf"))
+def first_of_highest(values, ids, NOWHERE: tl.constexpr):
+    """The highest value, and the lowest id among those that have it; no NaN."""
     highest = tl.max(values)
     return highest, tl.min(tl.where(values == highest, ids, NOWHERE))
 
@@ -33,13 +29,14 @@ def part_kernel(
     logits, stride, highest, places, V,
     PART: tl.constexpr, NOWHERE: tl.constexpr, SKIP_NAN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, parts)."""
+    """Grid (rows, parts). NaN counts as infinity, of the sign that SKIP_NAN says."""
     let_next_start(OVERLAP)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = part * PART + tl.arange(0, PART)
     wait_for_previous(OVERLAP)
     values = tl.load(logits + row * stride + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
-    value, place = first_of_highest(values, tl.where(ids < V, ids, NOWHERE), NOWHERE, SKIP_NAN)
+    values = tl.where(values == values, values, float("-inf") if SKIP_NAN else float("inf"))
+    value, place = first_of_highest(values, tl.where(ids < V, ids, NOWHERE), NOWHERE)
     out = row * tl.num_programs(1) + part
     tl.store(highest + out, value)
     tl.store(places + out, place)
@@ -47,9 +44,8 @@ def part_kernel(
 
 @triton.jit
 def row_kernel(
-    highest, places, peaks, ids, num_parts,
-    PARTS: tl.constexpr, NOWHERE: tl.constexpr, SKIP_NAN: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
+    highest, places, peaks, ids, num_parts, PARTS: tl.constexpr, NOWHERE: tl.constexpr, OVERLAP: tl.constexpr
+):
     """Grid (rows,)."""
     let_next_start(OVERLAP)
     row, part = tl.program_id(0), tl.arange(0, PARTS)
@@ -57,7 +53,7 @@ def row_kernel(
     wait_for_previous(OVERLAP)
     values = tl.load(highest + row * num_parts + part, mask=inside, other=float("-inf"))
     at = tl.load(places + row * num_parts + part, mask=inside, other=NOWHERE)
-    peak, place = first_of_highest(values, at, NOWHERE, SKIP_NAN)
+    peak, place = first_of_highest(values, at, NOWHERE)
     tl.store(peaks + row, peak)
     tl.store(ids + row, place.to(tl.int64))
 
@@ -73,10 +69,10 @@ def top_entries(logits: torch.Tensor, *, skip_nan: bool = False) -> tuple[torch.
     peaks = torch.empty(rows, dtype=torch.float32, device=flat.device)
     ids = torch.empty(rows, dtype=torch.int64, device=flat.device)
     if rows:
-        common = {"NOWHERE": 2**31 - 1, "SKIP_NAN": skip_nan, "OVERLAP": bool(early), **early}
+        common = {"NOWHERE": 2**31 - 1, "OVERLAP": bool(early), **early}
         with device_of(flat):
             part_kernel[(rows, parts)](
-                flat, flat.stride(0), highest, places, columns, PART=_PART, num_warps=4, **common
+                flat, flat.stride(0), highest, places, columns, PART=_PART, SKIP_NAN=skip_nan, num_warps=4, **common
             )
             row_kernel[(rows,)](
                 highest, places, peaks, ids, parts, PARTS=triton.next_power_of_2(parts), num_warps=1, **common

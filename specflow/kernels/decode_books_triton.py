@@ -1,6 +1,6 @@
 """The books of a decode step in three launches, one program per row; see `specflow.engine.decode_books`.
 
-Columns of a request's state by slot, in the order of `STATE`; numbers of a step's rows in the order of `ROW`.
+Columns of a request's state by slot, and of a step's rows, in the order of `decode_columns`.
 """
 
 # mypy: ignore-errors
@@ -9,18 +9,18 @@ Columns of a request's state by slot, in the order of `STATE`; numbers of a step
 import triton
 import triton.language as tl
 
+from specflow.kernels import decode_columns as columns
 from specflow.kernels.rejection.overlap import let_next_start, wait_for_previous
 
-STATE = ("num_tokens", "num_drafts", "rounds", "seeds", "limits", "speculates", "top_k")
-NUM_TOKENS, NUM_DRAFTS, ROUNDS, LIMITS, SPECULATES = (tl.constexpr(STATE.index(name)) for name in (
+NUM_TOKENS, NUM_DRAFTS, ROUNDS, LIMITS, SPECULATES = (tl.constexpr(columns.STATE.index(name)) for name in (
     "num_tokens", "num_drafts", "rounds", "limits", "speculates",
 ))  # fmt: skip
-NUM_STATE: tl.constexpr = tl.constexpr(len(STATE))
-NUM_FLOATS: tl.constexpr = tl.constexpr(3)
+NUM_STATE: tl.constexpr = tl.constexpr(len(columns.STATE))
+NUM_FLOATS: tl.constexpr = tl.constexpr(len(columns.FLOATS))
 # What `commit_kernel` leaves for each row.
 EMITTED, ACCEPTED, NEW_TOKENS, NEW_ROUNDS, MAX_DRAFTS = (tl.constexpr(place) for place in range(5))
 NUM_COMMITTED = 5
-COUNTS: tl.constexpr = tl.constexpr(5)
+COUNTS: tl.constexpr = tl.constexpr(columns.COUNTS)
 
 
 # Compiled once whatever the batch is, and wherever in memory small tensors begin.

@@ -1,7 +1,7 @@
 """The passes of one EAGLE-3 round: each request's newest row, then one row per further draft.
 
 Row j of a round stands at position num_tokens - 2 + j: the target has processed that position at j = 0, and its state
-is the head's own from j = 1 on. Positions, slots and rotary entries are made once for all rows.
+is the head's own from j = 1 on. Positions and slots are made once for all rows.
 """
 
 from abc import ABC, abstractmethod
@@ -116,8 +116,8 @@ class GpuEagle3Steps:
 
     def logits(self, normed: Tensor) -> Tensor:
         """[T, E] -> [T, Vd]; see `Eagle3Head.logits`."""
-        logits = self._layers.linears.product("head", normed, self.head.head_table.to(normed.dtype))
-        return logits if self.head.config.logit_scale == 1.0 else logits * self.head.config.logit_scale
+        table = self.head.head_table.to(normed.dtype)
+        return self.head.finish_logits(self._layers.linears.product("head", normed, table))
 
     def products(self) -> str:
         """Which products our kernel for few rows runs."""
@@ -195,10 +195,7 @@ class CpuEagle3Steps:
             delta = self._attend(inputs, index, first, block_table)
             delta = gated(add_norm(hidden, delta, self._post_norms[index], self._eps), layer)
             normed = inputs = add_norm(hidden, delta, self._next_norms[index], self._eps)
-        logits = normed @ self._output
-        if config.logit_scale != 1.0:
-            logits *= config.logit_scale
-        return self._head.feedback(hidden, normed), logits
+        return self._head.feedback(hidden, normed), self._head.finish_logits(normed @ self._output)
 
     def store(self, token_ids: Tensor, states: Tensor, first: np.ndarray, block_table: np.ndarray) -> None:
         """Keys and values of the first layer alone: T = R * q rows, request after request from positions `first`.

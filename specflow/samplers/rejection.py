@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from specflow.core.draft import Verdict, VerifyInputs
-from specflow.kernels.argmax import top_entries
+from specflow.kernels.argmax import lowest_argmax
 from specflow.kernels.noise import COIN, two_level_draw, uniform
 from specflow.samplers.base import Sampler
 
@@ -46,10 +46,11 @@ class SequentialSampler(Sampler):
 
     def verify(self, logits: torch.Tensor, inputs: VerifyInputs) -> Verdict:
         """See `Sampler.verify`; no host read and no branch on values."""
-        if not inputs.all_greedy or (self.reads_logits and not self.greedy_by_argmax):
+        whole = not inputs.all_greedy or (self.reads_logits and not self.greedy_by_argmax)
+        if whole:  # more than the argmax is taken of them
             logits = finite_or_masked(logits)
         rows = padded_rows(inputs, logits.shape[0])
-        best = top_entries(logits, skip_nan=True)[1]
+        best = lowest_argmax(logits, skip_nan=not whole)
         judged = self._judge_all(logits, rows, best, inputs)
         num_accepted = count_leading(judged.accept, inputs)
         last_row = inputs.cu_rows[:-1] + num_accepted

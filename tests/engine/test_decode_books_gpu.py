@@ -11,24 +11,14 @@ from specflow.engine.buffers import StepBuffers
 from specflow.engine.decode_books import RESULTS, DecodeBooks
 from specflow.engine.decode_state import DecodeState
 from tests.kernels.rejection_cases import DEVICE
+from tests.proposers.helpers import make_limits
 
 pytest.importorskip("triton")
 
 from specflow.engine.decode_books_gpu import GpuDecodeBooks
 
-SLOTS, K, BLOCK, VOCAB = 5, 3, 4, 100
-LIMITS = EngineLimits(
-    max_num_seqs=SLOTS,
-    max_model_len=40,
-    max_num_batched_tokens=64,
-    block_size=BLOCK,
-    num_blocks=80,
-    num_speculative_tokens=K,
-    lookahead_tokens=K,
-    vocab_size=VOCAB,
-    device=DEVICE,
-    dtype=torch.float32,
-)
+SLOTS, K, VOCAB = 5, 3, 100
+LIMITS = replace(make_limits(K, VOCAB, K, max_len=40, num_blocks=80), max_num_seqs=SLOTS, device=DEVICE)
 
 
 def books_of(kind: type[DecodeBooks], limits: EngineLimits, seed: int = 0) -> DecodeBooks:

@@ -39,7 +39,7 @@ def variants(overlap: bool) -> list[tuple[Any, str, dict[str, Any]]]:
         (books.close_kernel, "bf16", {"WIDTH": 3, "PLACES": 4, "K": 3, "HAS_DRAFTS": True}),
         (books.close_kernel, "bf16", {"WIDTH": 0, "PLACES": 1, "K": 0, "HAS_DRAFTS": False}),
         (argmax.part_kernel, "bf16", {"PART": 4096, "NOWHERE": 2**31 - 1, "SKIP_NAN": True}),
-        (argmax.row_kernel, "bf16", {"PARTS": 64, "NOWHERE": 2**31 - 1, "SKIP_NAN": False}),
+        (argmax.row_kernel, "bf16", {"PARTS": 64, "NOWHERE": 2**31 - 1}),
         (noise.uniform_kernel, "bf16", {"DOMAIN": 1, "BLOCK": 1024}),
         (noise.gumbel_kernel, "bf16", {"DOMAIN": 1, "BLOCK": 1024, "FP64": False, "FAST": overlap}),
         (few_rows.few_rows_kernel, "bf16", PRODUCT | {"EVEN": False, "HAS_BIAS": True}),
