@@ -1,8 +1,8 @@
 """The target's pass of a decoding step, alone: milliseconds by part, and the share of the memory's bandwidth.
 
     python benchmarks/target_step.py FOLDER                      # a folder with config.json; needs a GPU and triton
-    python benchmarks/target_step.py FOLDER --linears torch      # without our kernel for products of few rows
-    python benchmarks/target_step.py FOLDER --tune               # launch shapes of that kernel, product by product
+    python benchmarks/target_step.py FOLDER --linears torch      # without our kernels for products
+    python benchmarks/target_step.py FOLDER --tune               # launch shapes of that for few rows, one by one
     python benchmarks/target_step.py FOLDER --sweep              # the same in the whole pass, one product changed
 
 Weights are random (load_format=dummy). Every case is one CUDA graph of the pass as the engine runs it (layers, final
@@ -35,7 +35,7 @@ from specflow.kernels.few_rows_triton import FewRowsShape
 from specflow.targets.base import Taps
 from specflow.targets.gpu_layers import GpuLayers
 from specflow.targets.hf import HfOptions, HfTarget
-from specflow.targets.linear_choice import BUCKETS, PRODUCTS, Choices, time_of, trial_of
+from specflow.targets.linear_choice import FEW, PRODUCTS, Choices, time_of, trial_of
 from specflow.targets.linears import Linears
 
 BLOCK = 16
@@ -204,15 +204,15 @@ def sweep(options: argparse.Namespace, target: HfTarget) -> list[dict[str, Any]]
     layers, head = target._fused, target.token_tables().head.detach()
     assert isinstance(layers, GpuLayers)
     chosen, found = layers.linears.choices, []
-    cases = [(batch, query) for batch in options.batch for query in options.query if batch * query <= BUCKETS[-1]]
+    cases = [(batch, query) for batch in options.batch for query in options.query if batch * query <= FEW[-1]]
     for name in PRODUCTS:
         weight = head if name == "head" else getattr(layers.layers[0], name)
         for shape in (None, *shapes_to_try(name)):
             layers.linears.choices = chosen
-            trials = [trial_of(name, rows, weight, layers.ops.gated_silu, shape) for rows in BUCKETS] if shape else []
+            trials = [trial_of(name, rows, weight, layers.ops.gated_silu, shape) for rows in FEW] if shape else []
             if not all(trial.agrees() for trial in trials):
                 continue
-            for bucket in BUCKETS:
+            for bucket in FEW:
                 layers.linears.choices = layers.linears.choices.replaced([(name, shape)], bucket)
             times = [_pass_time(options, target, *case) for case in cases]
             print(f"{name}: {' '.join(f'{one:.3f}' for one in times)}  {shape or 'torch'}", flush=True)
@@ -226,7 +226,7 @@ def tune(target: HfTarget) -> list[dict[str, Any]]:
     layers = target._fused
     assert isinstance(layers, GpuLayers)
     head = target.token_tables().head.detach()
-    return [_tune_one(name, rows, layers, head) for name in PRODUCTS for rows in BUCKETS]
+    return [_tune_one(name, rows, layers, head) for name in PRODUCTS for rows in FEW]
 
 
 def _tune_one(name: str, rows: int, layers: GpuLayers, head: torch.Tensor) -> dict[str, Any]:

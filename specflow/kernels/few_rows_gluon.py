@@ -172,9 +172,7 @@ def few_rows_stream(
     shape's blocks divide, weights at an address of a multiple of 16 bytes. Weights are read before what is in front has
     ended: the launch just before must not write them."""
     (rows, depth), columns = values.shape, weight.shape[0] // (2 if gated else 1)
-    assert weight.element_size() == 2, "only 16 bit weights can be streamed"
-    assert weight.data_ptr() % 16 == 0, "weights at this address cannot be streamed"
-    assert (columns % shape.block_n, depth % shape.block_k) == (0, 0), "blocks must divide the weight"
+    assert shape.fits(weight, gated), "this weight cannot be streamed by launches of this shape"
     if values.data_ptr() % 16:
         values = values.clone()
     output = values.new_empty(rows, columns)

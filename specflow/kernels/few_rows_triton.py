@@ -35,6 +35,18 @@ class FewRowsShape:
     next_early: bool = False  # the next kernel may start once all programs have, else once all have read their weights
     stream: bool = False  # by `few_rows_gluon`, which asks for its first tiles before the kernel in front has ended
 
+    def fits(self, weight: torch.Tensor, gated: bool) -> bool:
+        """Whether it can be launched with a weight [N or 2 N, K]."""
+        if not self.stream:
+            return True
+        columns, depth = weight.shape[0] // (2 if gated else 1), weight.shape[1]
+        even = columns % self.block_n == 0 and depth % self.block_k == 0
+        return even and weight.element_size() == 2 and weight.data_ptr() % 16 == 0
+
+    def product(self, values, weight, bias=None, *, gated=False):
+        """See `few_rows.few_rows_linear`."""
+        return few_rows_linear(values, weight, bias, gated=gated, shape=self)
+
 
 @triton.jit
 def read_tile(start, kept, EVEN: tl.constexpr):

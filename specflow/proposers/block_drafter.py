@@ -126,7 +126,9 @@ class GpuBlockDrafter(TorchBlockDrafter):
     def __init__(self, head: DFlashHead, limits: EngineLimits, num_drafts: int, name: str, whole: bool) -> None:
         super().__init__(head, limits, num_drafts, name, whole)
         self._layers = GpuHeadLayers(head.decoder_layers, head.norm, head.config.shape, self.pages, self.rotary)
-        self._layers.choose_linears(head.head_table, [self.num_rows * batch for batch in (1, 2, 4)])
+        self._layers.choose_linears(
+            head.head_table, [self.num_rows * batch for batch in range(1, limits.max_num_seqs + 1)]
+        )
 
     @staticmethod
     def serves(head: DFlashHead, limits: EngineLimits) -> bool:

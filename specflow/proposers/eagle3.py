@@ -124,7 +124,8 @@ class Eagle3Proposer(Proposer):
         if CpuEagle3Steps.serves(self._head):
             self._steps = CpuEagle3Steps(self._head, self._pages, self._rotary, limits.table_width)
         elif GpuEagle3Steps.serves(self._head, limits):
-            self._steps = GpuEagle3Steps(self._head, self._pages, self._rotary)
+            most_rows = limits.max_num_seqs * (self.num_speculative_tokens + 1)
+            self._steps = GpuEagle3Steps(self._head, self._pages, self._rotary, most_rows)
         self._vocab_size, self._pages_on_cpu = limits.vocab_size, limits.device.type == "cpu"
         self._sampler = DraftSampler(self.options.draft_sample_method, limits, self.num_speculative_tokens)
 

@@ -21,7 +21,6 @@ from specflow.proposers.decoder import gated, linear
 from specflow.proposers.gpu_head_layers import GpuHeadLayers
 from specflow.proposers.head_pages import HeadPages
 from specflow.proposers.joined_layers import join_weights
-from specflow.targets.linear_choice import BUCKETS
 from specflow.targets.weight_layout import lay_out_weights
 
 _BEHIND = 2  # committed tokens past the newest row: the one it embeds, and it predicts the next
@@ -94,13 +93,13 @@ class GpuEagle3Round(TorchEagle3Round):
 class GpuEagle3Steps:
     """The layers over the head's own weights and pages; the module's results up to rounding."""
 
-    def __init__(self, head: Eagle3Head, pages: HeadPages, rotary: RotaryTable) -> None:
-        """The module's weights become views of joined ones."""
+    def __init__(self, head: Eagle3Head, pages: HeadPages, rotary: RotaryTable, most_rows: int) -> None:
+        """The module's weights become views of joined ones. most_rows: of a decoding step."""
         self.head, self.pages, self.rotary = head, pages, rotary
         fusing = head.layers[0]
         assert isinstance(fusing, FusingLayer)
         self._layers = GpuHeadLayers(list(head.layers), head.norm, head.config.layer, pages, rotary)
-        self._layers.choose_linears(head.head_table, BUCKETS)
+        self._layers.choose_linears(head.head_table, range(1, most_rows + 1))
         self._weights = fusing.input_layernorm.weight.detach(), fusing.hidden_norm.weight.detach()
 
     @staticmethod

@@ -1,6 +1,6 @@
 """The decoder layers of a trained head in few launches, by the Triton kernels that serve the target's layers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -46,12 +46,12 @@ class GpuHeadLayers:
 
         return shape.hidden_size <= MOST_COLUMNS
 
-    def choose_linears(self, table: Tensor, most_rows: Sequence[int]) -> None:
-        """Measure which products of a few rows are faster by our kernel than by torch; see `choose_shapes`.
+    def choose_linears(self, table: Tensor, row_counts: Iterable[int]) -> None:
+        """Measure which products are faster by a kernel of ours than by torch; see `choose_shapes`.
 
-        table: the head's output rows [Vd, E]; most_rows: of passes that will be run.
+        table: the head's output rows [Vd, E]; row_counts: of passes that may be run.
         """
-        buckets = {next(size for size in BUCKETS if rows <= size) for rows in most_rows if rows <= BUCKETS[-1]}
+        buckets = {next(size for size in BUCKETS if rows <= size) for rows in row_counts if rows <= BUCKETS[-1]}
         usable = table if table.is_contiguous() and table.dtype == self._joined[0].qkv.dtype else None
         choose_shapes(self.linears, self._joined, usable, self.ops, sorted(buckets))
 

@@ -2,8 +2,8 @@
 
 A decoder layer of transformers is some thirty launches on a GPU, and at a few rows their pauses cost more than the
 bytes that they move. Here it is about ten: query, key and value in one product, gate and up in another, and between the
-products one launch each, which starts while the one before still runs where the device can. With a few rows our own
-kernel runs those products for which it measured faster than torch's (`linears`), the gate included.
+products one launch each, which starts while the one before still runs where the device can. With up to
+128 rows kernels of ours run those products for which they measured faster than torch's (`linears`), the gate included.
 
 Weights are not copied: the model's own parameters become views of the joined ones. The model's `forward` stays
 transformers' own; layers, rotary embedding, final norm and output head get another `forward` while an engine is
@@ -79,7 +79,7 @@ class GpuLayers:
         return len(self.layers)
 
     def choose_linears(self) -> None:
-        """Measure which products of a few rows are faster by our kernel than by torch; see `choose_shapes`."""
+        """Measure which products are faster by a kernel of ours than by torch; see `choose_shapes`."""
         head = self._head.weight.detach() if type(self._head) is nn.Linear and self._head.bias is None else None
         choose_shapes(self.linears, self.layers, head, self.ops)
 

@@ -1,4 +1,4 @@
-"""Choosing, by measurement, which products of a few rows our kernel runs, and in which launch shape.
+"""Choosing, by measurement, which products of up to 512 rows our kernels run, and in which launch shape.
 
 What a product costs alone says little: the next one begins while it drains. So some layers run one after the other,
 with everything but attention, as a graph. Beginning with torch's products, or with ours where these are faster all
@@ -9,16 +9,16 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 if TYPE_CHECKING:
-    from specflow.kernels.few_rows_triton import FewRowsShape
     from specflow.targets.gpu_layers import GpuLayer, LayerOps
     from specflow.targets.linears import Linears
 
-BUCKETS = (1, 8, 16)
+FEW = (1, 8, 16)  # rows up to which a product's time is that of its weights alone
+BUCKETS = (*FEW, 32, 64, 128, 256, 512)
 PRODUCTS = ("qkv", "output", "gate_up", "down", "head")
 _CHAIN_BYTES = 2**31  # of weights in a chain, of which no cache keeps anything
 _LEAST_GAIN = 0.003  # of the chain's time; less is noise
@@ -29,13 +29,27 @@ _MOST_ERROR = {
 }  # of a product, relative to its largest number
 
 
+class LinearShape(Protocol):
+    """A kernel and how it is launched: `FewRowsShape` or `ManyRowsShape`."""
+
+    def fits(self, weight: torch.Tensor, gated: bool) -> bool:
+        """Whether it can be launched with a weight [N or 2 N, K]."""
+        ...
+
+    def product(
+        self, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False
+    ) -> torch.Tensor:
+        """See `few_rows.few_rows_linear`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Choices:
-    """Launch shapes of the products that our kernel runs, by name and most rows."""
+    """Launch shapes of the products that our kernels run, by name and most rows."""
 
-    shapes: dict[str, dict[int, "FewRowsShape"]] = field(default_factory=dict)
+    shapes: dict[str, dict[int, LinearShape]] = field(default_factory=dict)
 
-    def shape(self, name: str, rows: int) -> "FewRowsShape | None":
+    def shape(self, name: str, rows: int) -> LinearShape | None:
         """For a product of so many rows; None = torch runs it."""
         known = self.shapes.get(name)
         if not known or rows > BUCKETS[-1]:
@@ -52,7 +66,7 @@ class Choices:
         parts = [f"{name} {', '.join(map(str, sorted(self.shapes[name])))}" for name in PRODUCTS if self.any(name)]
         return f"own kernel up to so many rows: {'; '.join(parts)}; else torch"
 
-    def replaced(self, changes: Iterable[tuple[str, "FewRowsShape | None"]], rows: int) -> "Choices":
+    def replaced(self, changes: Iterable[tuple[str, LinearShape | None]], rows: int) -> "Choices":
         """The same, but for these products and this bucket; None hands a product back to torch."""
         shapes = dict(self.shapes)
         for name, shape in changes:
@@ -62,9 +76,13 @@ class Choices:
         return Choices(shapes)
 
 
-def candidates(name: str, rows: int, device: torch.device) -> tuple["FewRowsShape", ...]:
+def candidates(name: str, rows: int, device: torch.device) -> tuple[LinearShape, ...]:
     """Launch shapes of a product that were good on an H200 at the sizes of Qwen3-8B (benchmarks/target_step.py --tune
     and --sweep), the best first."""
+    return _few_rows(name, rows, device) if rows <= FEW[-1] else _many_rows(name, rows, device)
+
+
+def _few_rows(name: str, rows: int, device: torch.device) -> tuple[LinearShape, ...]:
     from specflow.kernels.few_rows_triton import FewRowsShape
     from specflow.kernels.launch_overlap import early_start
 
@@ -86,8 +104,31 @@ def candidates(name: str, rows: int, device: torch.device) -> tuple["FewRowsShap
     return *streams, by_triton[0]
 
 
+def _many_rows(name: str, rows: int, device: torch.device) -> tuple[LinearShape, ...]:
+    from specflow.kernels.many_rows import ManyRowsShape, has_group_products
+
+    if not has_group_products(device):
+        return ()
+    wide = ManyRowsShape(panel=64, panels=3, block_k=128, stages=3)
+    deep = ManyRowsShape(panel=32, block_k=128, stages=8)
+    if rows <= 64:
+        narrow = ManyRowsShape(panel=64, stages=12)
+        return ({"qkv": narrow, "output": deep, "gate_up": wide, "down": deep, "head": wide}[name],)
+    if rows <= 128:
+        narrow = ManyRowsShape(groups=2, panel=64, stages=8)
+        shapes = {
+            "qkv": narrow,
+            "output": replace(deep, groups=2, stages=5),
+            "gate_up": replace(wide, groups=2, block_k=64, stages=5),
+            "down": replace(narrow, split=2),
+        }
+    else:  # torch's products reach what the device's power allows; what is left is the gate
+        shapes = {"gate_up": replace(wide, rows=128, groups=2, block_k=64, stages=4)}
+    return (shapes[name],) if name in shapes else ()
+
+
 def can_measure(like: torch.Tensor) -> bool:
-    """Whether weights like this are of a kind that our kernel may run: on a GPU, in half precision."""
+    """Whether weights like this are of a kind that our kernels may run: on a GPU, in half precision."""
     return like.is_cuda and like.dtype in (torch.float16, torch.bfloat16)
 
 
@@ -109,24 +150,25 @@ def choose_shapes(
     some = list(_some_layers(layers))
     for rows in buckets:
         run = chain(linears, some, head, rows, ops)
-        best = time_of(run)
+        best = captured(run)
         right = _right_ones(names, rows, layers, head, linears)
         for changes in _changes(names, right):
             before = linears.choices
             linears.choices = before.replaced(changes, rows)
             if linears.choices == before:
                 continue
-            time = time_of(run)
-            if time < best * (1 - _LEAST_GAIN):
-                best = time
+            trial = captured(run)
+            old, new = times_of((best, trial))
+            if new < old * (1 - _LEAST_GAIN):
+                best = trial
             else:
                 linears.choices = before
     return linears.choices
 
 
 def _changes(
-    names: Sequence[str], right: Sequence[tuple[str, "FewRowsShape"]]
-) -> Iterator[Sequence[tuple[str, "FewRowsShape | None"]]]:
+    names: Sequence[str], right: Sequence[tuple[str, LinearShape]]
+) -> Iterator[Sequence[tuple[str, LinearShape | None]]]:
     """What to try, in this order: everything ours, for products that begin early gain from one another; then product
     by product."""
     yield list(dict(reversed(right)).items())  # the first of each product
@@ -173,14 +215,14 @@ def _random(rows: int, weight: torch.Tensor) -> torch.Tensor:
 
 def _right_ones(
     names: Sequence[str], rows: int, layers: Sequence["GpuLayer"], head: torch.Tensor | None, linears: "Linears"
-) -> list[tuple[str, "FewRowsShape"]]:
+) -> list[tuple[str, LinearShape]]:
     """Products and launch shapes that compile on this device and agree with torch; the compiling is done side by
     side."""
     trials, on_gpu = [], layers[0].qkv.is_cuda
     for name in names:
         weights: Any = [head] if name == "head" else [getattr(layer, name) for layer in layers]
-        aligned = all(weight.data_ptr() % 16 == 0 for weight in weights)
-        shapes = [one for one in candidates(name, rows, weights[0].device) if aligned or not one.stream]
+        tried, gated = candidates(name, rows, weights[0].device), name == "gate_up"
+        shapes = [shape for shape in tried if all(shape.fits(weight, gated) for weight in weights)]
         trials += [trial_of(name, rows, weights[0], linears.gated_silu, shape) for shape in shapes]
     with ThreadPoolExecutor(8 if on_gpu else 1) as pool:  # Triton's interpreter knows one thread only
         right = list(pool.map(lambda trial: trial.agrees(), trials))
@@ -192,7 +234,7 @@ class Trial:
     """One product on random values."""
 
     name: str
-    shape: "FewRowsShape"
+    shape: LinearShape
     weight: torch.Tensor
     ours: Callable[[torch.Tensor], torch.Tensor]  # of a weight
     reference: Callable[[torch.Tensor], torch.Tensor]
@@ -219,11 +261,10 @@ def trial_of(
     rows: int,
     weight: torch.Tensor,
     gated_silu: Callable[[torch.Tensor], torch.Tensor],
-    shape: "FewRowsShape",
+    shape: LinearShape,
 ) -> Trial:
     """A product of so many rows."""
     from specflow.kernels.few_rows import few_rows_linear as reference
-    from specflow.kernels.few_rows_triton import few_rows_linear
 
     values = _random(rows, weight)
     gated = name == "gate_up"
@@ -232,14 +273,12 @@ def trial_of(
         product = reference(values, weight)
         return gated_silu(product) if gated else product
 
-    return Trial(
-        name, shape, weight, lambda weight: few_rows_linear(values, weight, gated=gated, shape=shape), by_torch
-    )
+    return Trial(name, shape, weight, lambda weight: shape.product(values, weight, gated=gated), by_torch)
 
 
 @torch.inference_mode()
-def time_of(work: Callable[[], object], repeats: int = 9) -> float:
-    """Median milliseconds of replays of a graph of `work`."""
+def captured(work: Callable[[], object]) -> Callable[[], None]:
+    """`work` as a graph: what replays it."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -248,12 +287,23 @@ def time_of(work: Callable[[], object], repeats: int = 9) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    times = []
+    return graph.replay
+
+
+def times_of(works: Sequence[Callable[[], object]], repeats: int = 9) -> list[float]:
+    """Median milliseconds of each, run in turn: how fast a GPU is depends on how hard it worked just before."""
+    times: list[list[float]] = [[] for _ in works]
     for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times[2:])
+        for work, mine in zip(works, times, strict=True):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            work()
+            end.record()
+            end.synchronize()
+            mine.append(start.elapsed_time(end))
+    return [statistics.median(mine[2:]) for mine in times]
+
+
+def time_of(work: Callable[[], object], repeats: int = 9) -> float:
+    """Median milliseconds of replays of a graph of `work`."""
+    return times_of([captured(work)], repeats)[0]

@@ -1,7 +1,7 @@
-"""The matrix products of a layer: by torch, or by our kernel for few rows.
+"""The matrix products of a layer: by torch, or by our kernels for few and for some dozens of rows.
 
-Which of the two serves a product is measured once, on the device and the weights it will run on (`linear_choice`); only
-where our kernel is faster does it run. Without a measurement torch runs everything.
+Which of them serves a product is measured once, on the device and the weights it will run on (`linear_choice`); only
+where a kernel of ours is faster does it run. Without a measurement torch runs everything.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from specflow.targets.linear_choice import Choices
 
 
 class Linears:
-    """Products of one model; `choices` says which of them our kernel serves."""
+    """Products of one model; `choices` says which of them our kernels serve."""
 
     def __init__(self, gated_silu: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """gated_silu: see `layer_ops`."""
@@ -26,15 +26,11 @@ class Linears:
         shape = self.choices.shape(name, len(values))
         if shape is None:
             return F.linear(values, weight, bias)
-        from specflow.kernels.few_rows_triton import few_rows_linear
-
-        return few_rows_linear(values, weight, bias, shape=shape)
+        return shape.product(values, weight, bias)
 
     def gated(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up of values [T, E] times weight [2 I, E], gates first; [T, I]."""
         shape = self.choices.shape("gate_up", len(values))
         if shape is None:
             return self.gated_silu(F.linear(values, weight))
-        from specflow.kernels.few_rows_triton import few_rows_linear
-
-        return few_rows_linear(values, weight, gated=True, shape=shape)
+        return shape.product(values, weight, gated=True)

@@ -11,6 +11,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from specflow.checkpoints.dummy import draw_weights
 from specflow.checkpoints.folder import check_folder, has_tokenizer
 from specflow.errors import CheckpointError, ConfigError, UnsupportedModelError
 from specflow.targets import transformers_facts as facts
@@ -87,8 +88,9 @@ def _read_model(options: "HfOptions", config: Any, device: torch.device) -> PreT
         trust = options.trust_remote_code
         # Where it will run: drawing 8 billion numbers takes a GPU a second and a processor minutes.
         with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]), device:
-            torch.manual_seed(0)
-            return auto.from_config(config, dtype=chosen, attn_implementation="eager", trust_remote_code=trust)
+            model = auto.from_config(config, dtype=chosen, attn_implementation="eager", trust_remote_code=trust)
+        draw_weights(model.parameters(), device)
+        return model
     if device.type != "cpu" and importlib.util.find_spec("accelerate"):
         extra["device_map"] = str(device)  # straight to the device, which some quantised formats need
     model, info = auto.from_pretrained(

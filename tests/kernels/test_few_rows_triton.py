@@ -64,16 +64,12 @@ def test_launch_shapes_change_rounding_only(change: dict[str, int]) -> None:
     check(4, 96, 64, torch.float32, replace(BASE, **change), way="gated")
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [({"block_n": 48}, "divide"), ({"block_k": 64}, "divide"), ({}, "16 bit")],
-    ids=["rows", "columns", "dtype"],
-)
-def test_what_cannot_be_streamed_is_refused(shape: dict[str, int], message: str) -> None:
+@pytest.mark.parametrize("shape", [{"block_n": 48}, {"block_k": 64}, {}], ids=["rows", "columns", "dtype"])
+def test_what_cannot_be_streamed_is_refused(shape: dict[str, int]) -> None:
     """Before anything is launched."""
     stream = replace(FewRowsShape(block_n=16, block_k=16, stream=True), **shape)
     dtype = torch.bfloat16 if shape else torch.float32
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(AssertionError, match="cannot be streamed"):
         check(2, 80, 64, dtype, stream)
 
 

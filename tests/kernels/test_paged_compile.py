@@ -30,6 +30,15 @@ def test_streams_compile(tmp_path: Path) -> None:
     assert found[:2] == [ring, gated_ring]
 
 
+@pytest.mark.slow
+def test_many_rows_compile(tmp_path: Path) -> None:
+    """For NVIDIA; the warp that asks has asked for a whole ring of weights before it waits: panels, their halves when
+    gated, and pieces of 64 columns."""
+    pytest.importorskip("triton.experimental.gluon")
+    found = [int(line.split()[2]) for line in printed("compile_many_rows", ("cuda", "90", "32"), tmp_path)]
+    assert found == [3 * 3 * 2 * 2, 8, 14 * 3]
+
+
 def printed(module: str, target: tuple[str, str, str], folder: Path) -> list[str]:
     """Lines that a module prints in a process without the interpreter."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -1,5 +1,6 @@
 """Layers of few launches, by Triton: interpreted on a CPU, compiled on a GPU; used where they are proven."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from specflow.targets import transformers_facts as facts
 from specflow.targets.base import Taps
 from specflow.targets.gpu_layers import GpuLayers, gpu_layers
 from specflow.targets.hf import HfOptions, HfTarget
-from specflow.targets.linear_choice import BUCKETS, PRODUCTS, Choices, candidates, choose_shapes
+from specflow.targets.linear_choice import BUCKETS, FEW, PRODUCTS, Choices, candidates, choose_shapes
 from specflow.targets.probe import probe_layers
 from tests import models
 from tests.targets.packing import Runner, alone, eager_model, limits_for, load, random_prompts
@@ -28,7 +29,7 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="runs the ker
 PLAIN = [models.tiny_llama, models.tiny_mistral, models.tiny_qwen2, models.tiny_qwen3]
 OTHERS = [models.tiny_gemma2, models.tiny_gpt_oss, models.tiny_qwen3_moe]
 # Launch shapes for tiny matrices, for all products and up to as many rows as the kernel serves.
-OURS = Choices({name: dict.fromkeys(BUCKETS, FewRowsShape(block_n=64, block_k=64)) for name in PRODUCTS})
+OURS = Choices({name: dict.fromkeys((*FEW, 32, 64), FewRowsShape(block_n=64, block_k=64)) for name in PRODUCTS})
 
 
 @pytest.fixture(scope="module")
@@ -187,10 +188,23 @@ def test_streams_are_tried_where_a_kernel_can_start_early(early: bool, monkeypat
         "specflow.kernels.launch_overlap.early_start", lambda _device: {"launch_pdl": True} if early else {}
     )
     for name in PRODUCTS:
-        for rows in BUCKETS:
+        for rows in FEW:
             shapes = candidates(name, rows, torch.device("cpu"))
             assert [shape.stream for shape in shapes] == [early] * (len(shapes) - 1) + [False]
             assert len(set(shapes)) == len(shapes)
+
+
+def test_many_rows_are_tried_where_their_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nowhere else; up to 64 rows for every product, and all fits a model of Qwen3-8B's sizes."""
+    sizes = {"qkv": (6144, 4096), "output": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
+    sizes["head"] = (151936, 4096)
+    for allowed in (False, True):
+        monkeypatch.setattr("specflow.kernels.many_rows.has_group_products", lambda _device, allowed=allowed: allowed)
+        for name, rows in itertools.product(PRODUCTS, set(BUCKETS) - set(FEW)):
+            weight = torch.empty(sizes[name], dtype=torch.bfloat16, device="meta")
+            shapes = candidates(name, rows, torch.device("cpu"))
+            assert len(shapes) == (allowed and (rows <= 64 or name == "gate_up" or (rows == 128 and name != "head")))
+            assert all(shape.fits(weight, name == "gate_up") for shape in shapes)
 
 
 def test_nothing_is_measured_off_a_gpu(small_llama: Path) -> None:
@@ -209,7 +223,7 @@ def test_what_makes_the_chain_faster_is_chosen(right: bool, small_llama: Path, m
     joined = gpu_layers(model, probe_layers(model))
     assert joined is not None
 
-    def time_of(run: Callable[[], torch.Tensor]) -> float:
+    def captured(run: Callable[[], torch.Tensor]) -> float:
         assert torch.isfinite(run()).all()
         chosen = joined.linears.choices.shapes
         return 10.0 - len(chosen.get("down", {})) + len(chosen.get("qkv", {})) - 0.001 * len(chosen.get("head", {}))
@@ -218,10 +232,11 @@ def test_what_makes_the_chain_faster_is_chosen(right: bool, small_llama: Path, m
         real = few_rows_triton.few_rows_linear
         monkeypatch.setattr(few_rows_triton, "few_rows_linear", lambda *args, **rest: real(*args, **rest) * 1.1)
     monkeypatch.setattr(linear_choice, "can_measure", lambda _like: True)
-    monkeypatch.setattr(linear_choice, "time_of", time_of)
+    monkeypatch.setattr(linear_choice, "captured", captured)
+    monkeypatch.setattr(linear_choice, "times_of", list)
     head = model.lm_head.weight.detach()
     found = choose_shapes(joined.linears, joined.layers, head, joined.ops)
-    assert {name: set(rows) for name, rows in found.shapes.items()} == ({"down": set(BUCKETS)} if right else {})
+    assert {name: set(rows) for name, rows in found.shapes.items()} == ({"down": set(FEW)} if right else {})
     assert joined.linears.choices == found
 
 

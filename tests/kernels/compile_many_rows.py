@@ -1,0 +1,51 @@
+"""Compiles the products of some dozens of rows for an NVIDIA GPU that need not be there.
+
+    python -m tests.kernels.compile_many_rows cuda 90 32
+
+The interpreter must be off, so this runs in a process of its own.
+"""
+
+import sys
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from specflow.kernels.many_rows import ManyRowsShape
+from specflow.kernels.many_rows_gluon import REGISTERS, many_rows_kernel
+from tests.kernels.compile_paged import kind_of
+
+VARIANTS = [
+    ("bf16", ManyRowsShape(panel=64, panels=3, block_k=128, stages=3), True),
+    ("bf16", ManyRowsShape(groups=2, panel=64, stages=8, split=2), False),
+    ("fp16", ManyRowsShape(panel=16, panels=3, stages=14), False),
+]
+
+
+def compile_variant(target: GPUTarget, dtype: str, shape: ManyRowsShape, gated: bool) -> None:
+    """Prints the kernel's name, the size of its code, and how often it asks for tiles before the wait."""
+    most, work, ask = REGISTERS[shape.groups]
+    constants = {
+        "K": 4096, "ROWS": shape.rows, "GROUPS": shape.groups, "LOADED": shape.block_m, "PANEL": shape.panel,
+        "PANELS": shape.panels, "BLOCK_K": shape.block_k, "STAGES": shape.stages, "SPLIT": shape.split,
+        "HAS_BIAS": False, "GATED": gated, "WORK": work, "ASK": ask, "OVERLAP": True,
+    }  # fmt: skip
+    layout = gl.NVMMASharedLayout(128, 16, 2)
+    heights = {"values": shape.block_m, "weight": shape.panel // (2 if gated else 1)}
+    names = many_rows_kernel.arg_names
+    signature = {name: "constexpr" if name in constants else kind_of(name, dtype) for name in names}
+    signature |= {"parts": "*fp32", "tickets": "*i32"}
+    for name, height in heights.items():
+        signature[name] = f"tensordesc<{dtype}[{height}, {shape.block_k}],{layout!r}>"
+    values = {(index,): constants[name] for index, name in enumerate(names) if name in constants}
+    source = GluonASTSource(many_rows_kernel, signature, values, {})
+    compiled = triton.compile(source, target=target, options={"num_warps": 4, "launch_pdl": True, "maxnreg": most})
+    asking = compiled.asm["ptx"].rpartition("griddepcontrol.wait")[0]
+    print(many_rows_kernel.__name__, len(compiled.asm["cubin"]), asking.count("cp.async.bulk.tensor"), flush=True)
+
+
+if __name__ == "__main__":
+    backend, arch, warp = sys.argv[1:]
+    for variant in VARIANTS:
+        compile_variant(GPUTarget(backend, int(arch), int(warp)), *variant)
