@@ -2,7 +2,7 @@
 
     python benchmarks/target_step.py FOLDER                      # a folder with config.json; needs a GPU and triton
     python benchmarks/target_step.py FOLDER --linears torch      # without our kernels for products
-    python benchmarks/target_step.py FOLDER --tune               # launch shapes of that for few rows, one by one
+    python benchmarks/target_step.py FOLDER --tune               # launch shapes of them, product by product
     python benchmarks/target_step.py FOLDER --sweep              # the same in the whole pass, one product changed
 
 Weights are random (load_format=dummy). Every case is one CUDA graph of the pass as the engine runs it (layers, final
@@ -14,13 +14,14 @@ that a large device-to-device copy reaches in the same run.
 """
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,10 +33,11 @@ from specflow.core.attention import AttentionInputs, QueryGroup
 from specflow.core.batch import PackedBatch
 from specflow.core.limits import EngineLimits
 from specflow.kernels.few_rows_triton import FewRowsShape
+from specflow.kernels.many_rows import ManyRowsShape
 from specflow.targets.base import Taps
 from specflow.targets.gpu_layers import GpuLayers
 from specflow.targets.hf import HfOptions, HfTarget
-from specflow.targets.linear_choice import FEW, PRODUCTS, Choices, time_of, trial_of
+from specflow.targets.linear_choice import BUCKETS, FEW, PRODUCTS, Choices, LinearShape, time_of, trial_of
 from specflow.targets.linears import Linears
 
 BLOCK = 16
@@ -179,8 +181,16 @@ def _line(row: Row) -> str:
     return f"| {row.batch} | {row.query} | {times} | {row.gigabytes:.1f} | {100 * row.share:.0f} % |"
 
 
-def shapes_to_try(name: str) -> Iterator[FewRowsShape]:
+def shapes_to_try(name: str, rows: int) -> Iterator[LinearShape]:
     """Launch shapes of a product that are worth a measurement."""
+    if rows > FEW[-1]:
+        for panel, panels, block_k, split in itertools.product((16, 32, 64, 128), (1, 3), (64, 128), (1, 2)):
+            tall = {"rows": 64 if rows <= 128 else 128, "groups": 1 if rows <= 64 else 2}
+            shape = ManyRowsShape(panel=panel, panels=panels, block_k=block_k, split=split, **tall)
+            tile = (shape.block_m + shape.block_n) * block_k * 2
+            if shape.block_n <= 192:  # the sums of four warps must find room in their registers
+                yield replace(shape, stages=min(14, 225 * 1024 // tile))
+        return
     streams = (
         ((32, 128, 3), (32, 128, 4), (32, 256, 2), (16, 256, 2), (16, 256, 3), (64, 128, 2), (64, 128, 3))
         if name == "gate_up"
@@ -207,7 +217,7 @@ def sweep(options: argparse.Namespace, target: HfTarget) -> list[dict[str, Any]]
     cases = [(batch, query) for batch in options.batch for query in options.query if batch * query <= FEW[-1]]
     for name in PRODUCTS:
         weight = head if name == "head" else getattr(layers.layers[0], name)
-        for shape in (None, *shapes_to_try(name)):
+        for shape in (None, *shapes_to_try(name, FEW[-1])):
             layers.linears.choices = chosen
             trials = [trial_of(name, rows, weight, layers.ops.gated_silu, shape) for rows in FEW] if shape else []
             if not all(trial.agrees() for trial in trials):
@@ -216,7 +226,7 @@ def sweep(options: argparse.Namespace, target: HfTarget) -> list[dict[str, Any]]
                 layers.linears.choices = layers.linears.choices.replaced([(name, shape)], bucket)
             times = [_pass_time(options, target, *case) for case in cases]
             print(f"{name}: {' '.join(f'{one:.3f}' for one in times)}  {shape or 'torch'}", flush=True)
-            found.append({"name": name, "shape": shape and asdict(shape), "cases": cases, "times": times})
+            found.append({"name": name, "shape": shape and asdict(cast(Any, shape)), "cases": cases, "times": times})
     layers.linears.choices = chosen
     return found
 
@@ -226,12 +236,13 @@ def tune(target: HfTarget) -> list[dict[str, Any]]:
     layers = target._fused
     assert isinstance(layers, GpuLayers)
     head = target.token_tables().head.detach()
-    return [_tune_one(name, rows, layers, head) for name in PRODUCTS for rows in FEW]
+    return [_tune_one(name, rows, layers, head) for name in PRODUCTS for rows in BUCKETS]
 
 
 def _tune_one(name: str, rows: int, layers: GpuLayers, head: torch.Tensor) -> dict[str, Any]:
     weights = [head] if name == "head" else [getattr(layer, name) for layer in layers.layers[:8]]
-    trials = [trial_of(name, rows, weights[0], layers.ops.gated_silu, shape) for shape in shapes_to_try(name)]
+    shapes = [one for one in shapes_to_try(name, rows) if one.fits(weights[0], name == "gate_up")]
+    trials = [trial_of(name, rows, weights[0], layers.ops.gated_silu, shape) for shape in shapes]
     with ThreadPoolExecutor(14) as pool:  # compiles
         errors = list(pool.map(lambda trial: trial.error(), trials))
 
@@ -243,7 +254,7 @@ def _tune_one(name: str, rows: int, layers: GpuLayers, head: torch.Tensor) -> di
     print(f"{name}, {rows} rows: torch {by_torch:.1f} µs, at 4.8 TB/s {floor:.1f} µs")
     for time_, error, shape in sorted(times, key=lambda one: one[0])[:4]:
         print(f"    {time_:7.1f} µs  error {error:.0e}  {shape}", flush=True)
-    ours = [(time_, error, asdict(shape)) for time_, error, shape in times]
+    ours = [(time_, error, asdict(cast(Any, shape))) for time_, error, shape in times]
     return {"name": name, "rows": rows, "torch": by_torch, "ours": ours}
 
 
