@@ -1,4 +1,4 @@
-"""Choosing, by measurement, which products of up to 512 rows our kernels run, and in which launch shape.
+"""Choosing, by measurement, which products of up to 128 rows our kernels run, and in which launch shape.
 
 What a product costs alone says little: the next one begins while it drains. So some layers run one after the other,
 with everything but attention, as a graph. Beginning with torch's products, or with ours where these are faster all
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specflow.targets.linears import Linears
 
 FEW = (1, 8, 16)  # rows up to which a product's time is that of its weights alone
-BUCKETS = (*FEW, 32, 64, 128, 256, 512)
+BUCKETS = (*FEW, 32, 64, 128)  # beyond, torch's products reach what a GPU's power allows
 PRODUCTS = ("qkv", "output", "gate_up", "down", "head")
 _CHAIN_BYTES = 2**31  # of weights in a chain, of which no cache keeps anything
 _LEAST_GAIN = 0.003  # of the chain's time; less is noise
@@ -112,18 +112,21 @@ def _many_rows(name: str, rows: int, device: torch.device) -> tuple[LinearShape,
     wide = ManyRowsShape(panel=64, panels=3, block_k=128, stages=3)
     deep = ManyRowsShape(panel=32, block_k=128, stages=8)
     if rows <= 64:
-        narrow = ManyRowsShape(panel=64, stages=12)
-        return ({"qkv": narrow, "output": deep, "gate_up": wide, "down": deep, "head": wide}[name],)
-    if rows <= 128:
-        narrow = ManyRowsShape(groups=2, panel=64, stages=8)
         shapes = {
-            "qkv": narrow,
-            "output": replace(deep, groups=2, stages=5),
-            "gate_up": replace(wide, groups=2, block_k=64, stages=5),
-            "down": replace(narrow, split=2),
+            "qkv": ManyRowsShape(panel=64, stages=12),
+            "output": deep,
+            "gate_up": wide,
+            "down": deep,
+            "head": wide,
         }
-    else:  # torch's products reach what the device's power allows; what is left is the gate
-        shapes = {"gate_up": replace(wide, rows=128, groups=2, block_k=64, stages=4)}
+        return (shapes[name],)
+    narrow = ManyRowsShape(groups=2, panel=64, stages=8)
+    shapes = {
+        "qkv": narrow,
+        "output": replace(deep, groups=2, stages=5),
+        "gate_up": replace(wide, groups=2, block_k=64, stages=5),
+        "down": replace(narrow, split=2),
+    }
     return (shapes[name],) if name in shapes else ()
 
 
