@@ -1,6 +1,8 @@
 """How products of some dozens of rows are launched; see `many_rows_gluon`, which computes them."""
 
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 
@@ -49,6 +51,9 @@ class ManyRowsShape:
         return many_rows_linear(values, weight, bias, gated, self)
 
 
+@cache
 def has_group_products(device: torch.device) -> bool:
-    """Whether the device has the matrix instructions of four warps that the kernel is written with."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) == (9, 0)
+    """Whether the device has the matrix instructions of four warps, and Triton the language that gives them."""
+    if device.type != "cuda" or torch.version.hip is not None or find_spec("triton.experimental.gluon") is None:
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0)

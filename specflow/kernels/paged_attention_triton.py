@@ -20,6 +20,7 @@ import triton.language as tl
 from specflow.core.attention import AttentionInputs, QueryGroup
 from specflow.kernels import paged_attention as reference
 from specflow.kernels.launch_overlap import early_start
+from specflow.kernels.many_rows import has_group_products
 from specflow.kernels.rejection.overlap import let_next_start, wait_for_previous
 from specflow.kernels.triton_choice import device_of
 
@@ -258,6 +259,7 @@ class LaunchShape:
     block_n: int | None = None  # keys that it reads at a time
     warps: int | None = None
     stages: int | None = None  # tiles of keys and values in flight
+    streamed: bool | None = None  # by `paged_attention_gluon`, where that can
 
 
 def paged_attention(
@@ -325,6 +327,12 @@ def _launch(query, key_pages, value_pages, output, inputs, run: Run, rules, shap
     block_m = shape.block_m or min(most_rows, max(16, triton.next_power_of_2(rows)))
     row_bytes = max(size, value_size) * key_pages.element_size()
     block_n = shape.block_n or _keys_at_a_time(row_bytes, block_m, query.device)
+    kernel, more = attend_kernel, {"num_stages": shape.stages or _STAGES}
+    tall = (block_m, block_n) == (64, 64) and shape.streamed is not False
+    if tall and _can_stream(query, key_pages, value_pages, rules):
+        from specflow.kernels.paged_attention_gluon import attend_tiles_kernel as kernel
+
+        more = {"LEAST_KEYS": _LEAST_KEYS}
     tiles = -(-rows // block_m)
     splits = shape.splits or _choose_splits(run.num_requests * kv_heads * tiles, run.max_seq_len, query.device)
     partial, log_sums = output, output
@@ -333,7 +341,7 @@ def _launch(query, key_pages, value_pages, output, inputs, run: Run, rules, shap
         partial, log_sums = flat.split([flat.numel() - len(query) * heads * splits, len(query) * heads * splits])
     sinks, positions, early = rules["sinks"], inputs.positions.contiguous(), early_start(query.device)
     with device_of(query):
-        attend_kernel[(tiles * kv_heads, splits, run.num_requests)](
+        kernel[(tiles * kv_heads, splits, run.num_requests)](
             query, key_pages, value_pages, output, partial, log_sums, query if sinks is None else sinks,
             positions, inputs.block_table, inputs.seq_len.contiguous(), inputs.query_start if run.ragged else positions,
             *query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], inputs.block_table.stride(0),
@@ -343,8 +351,8 @@ def _launch(query, key_pages, value_pages, output, inputs, run: Run, rules, shap
             BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=rules["causal"], RAGGED=run.ragged,
             HAS_WINDOW=rules["window"] is not None, HAS_SOFTCAP=rules["softcap"] is not None,
             HAS_SINKS=sinks is not None, JOINED=splits == 1,
-            num_warps=shape.warps or (8 if block_m * padded(value_size) > 64 * 128 else 4),
-            num_stages=shape.stages or _STAGES, OVERLAP=bool(early), **early,
+            num_warps=shape.warps or (8 if block_m * padded(value_size) > 64 * 128 else 4), OVERLAP=bool(early),
+            **more, **early,
         )  # fmt: skip
         if splits > 1:
             few = splits <= 8
@@ -353,6 +361,13 @@ def _launch(query, key_pages, value_pages, output, inputs, run: Run, rules, shap
                 HEADS=heads, DV=value_size, DVP=padded(value_size), SPLITS=8 if few else MOST_SPLITS,
                 HAS_SINKS=sinks is not None, num_warps=1 if few else 4, OVERLAP=bool(early), **early,
             )  # fmt: skip
+
+
+def _can_stream(query, key_pages, value_pages, rules) -> bool:
+    """Whether `paged_attention_gluon` has a kernel for these sizes and rules, and the device can run it."""
+    plain = not any(rules[name] is not None for name in ("window", "softcap", "sinks"))
+    alike = key_pages.stride() == value_pages.stride() and key_pages.shape[3] == value_pages.shape[3] == 128
+    return plain and alike and query.element_size() == 2 and has_group_products(query.device)
 
 
 def padded(size: int) -> int:

@@ -130,6 +130,19 @@ def test_positions_decide_and_padding_stays_in_block_zero() -> None:
     assert torch.isfinite(found).all()
 
 
+def test_what_can_be_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of 128 values in half precision under no rule but causality, on the one kind of device."""
+    query, pages = torch.zeros(1, 8, 128, dtype=torch.bfloat16), torch.zeros(2, 16, 2, 128, dtype=torch.bfloat16)
+    plain = {"window": None, "softcap": None, "sinks": None}
+    assert not kernels._can_stream(query, pages, pages, plain)
+    monkeypatch.setattr(kernels, "has_group_products", lambda _device: True)
+    assert kernels._can_stream(query, pages, pages, plain)
+    assert not any(kernels._can_stream(query, pages, pages, plain | {name: 1.0}) for name in plain)
+    assert not kernels._can_stream(query.float(), pages.float(), pages.float(), plain)
+    assert not kernels._can_stream(query, pages, pages[..., :64], plain)
+    assert not kernels._can_stream(query, pages, pages.transpose(1, 2), plain)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

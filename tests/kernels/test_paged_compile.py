@@ -31,12 +31,14 @@ def test_streams_compile(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_rows_compile(tmp_path: Path) -> None:
-    """For NVIDIA; the warp that asks has asked for a whole ring of weights before it waits: panels, their halves when
-    gated, and pieces of 64 columns."""
+def test_what_is_for_hopper_compiles(tmp_path: Path) -> None:
+    """Products: the warp that asks has asked for a whole ring of weights before it waits: panels, their halves when
+    gated, and pieces of 64 columns. Attention: queries, two tiles of keys and values ahead, and one more in the loop,
+    16 KiB each, by 128 threads."""
     pytest.importorskip("triton.experimental.gluon")
-    found = [int(line.split()[2]) for line in printed("compile_many_rows", ("cuda", "90", "32"), tmp_path)]
-    assert found == [3 * 3 * 2 * 2, 8, 14 * 3]
+    found = [int(line.split()[2]) for line in printed("compile_hopper", ("cuda", "90", "32"), tmp_path)]
+    assert found[:3] == [3 * 3 * 2 * 2, 8, 14 * 3]
+    assert found[3:] == [(1 + 2 * 2 + 2) * 16384 // (16 * 128)] * 2
 
 
 def printed(module: str, target: tuple[str, str, str], folder: Path) -> list[str]:
