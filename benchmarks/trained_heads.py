@@ -119,8 +119,10 @@ class Bench:
         arguments = self.arguments
         series = Series(method, method, arguments.batch_size, len(group.prompts))
         short = SamplingParams(max_tokens=min(_WARMUP_TOKENS, arguments.max_tokens))
-        warmup = Series(method, method, arguments.batch_size, 1, warmup=True)
-        measure(engine, group.prompts[:1], short, warmup, listener, seed=0)
+        # On a GPU kernels are compiled for lengths and batches as these are first met.
+        prompts, sampling = (group.prompts, self.sampling) if arguments.device == "cuda" else (group.prompts[:1], short)
+        warmup = Series(method, method, arguments.batch_size, len(prompts), warmup=True)
+        measure(engine, prompts, sampling, warmup, listener, seed=0)
         return measure(engine, group.prompts, self.sampling, series, listener, seed=0)
 
     def facts(self) -> dict[str, str]:

@@ -128,13 +128,18 @@ class _Bench:
         """Plain decoding first, then the proposer if there is one."""
         return [PLAIN] + ([self.engine.proposer.name] if self.engine.proposer else [])
 
+    @property
+    def warmups(self) -> int:
+        """Prompts run before each batch size, not counted."""
+        return self.options.warmups(len(self.prompts), self.engine.limits.device.type != "cpu")
+
     def measure_all(self) -> list[Measurement]:
         """Every method at every batch size; methods take turns, so that a drift of the machine touches both."""
         measured: list[Measurement] = []
         for batch_size in self.options.batch_sizes:
             drafted: list[Measurement] = []
             with self._baseline(batch_size) as (plain, methods):
-                if self.options.warmup_requests:
+                if self.warmups:
                     for method in methods:
                         self._measure(method, batch_size, 0, warmup=True)
                 for repeat in range(self.options.repeats):
@@ -184,7 +189,7 @@ class _Bench:
             "sampling": asdict(self.sampling),
             "batch_size": batch_size,
             "repeats": self.options.repeats,
-            "warmup_requests": self.options.warmup_requests,
+            "warmup_requests": self.warmups,
             "workload data": self.workload.describe(),
             "machine": [platform.node(), self.engine.backend.describe()],
         }
@@ -195,7 +200,7 @@ class _Bench:
         self.engine.proposer.reset()
 
     def _measure(self, method: str, batch_size: int, repeat: int, warmup: bool = False) -> Measurement:
-        prompts = self.prompts[: self.options.warmup_requests] if warmup else self.prompts
+        prompts = self.prompts[: self.warmups] if warmup else self.prompts
         series = Series(
             name=f"{method}, batch {batch_size}",
             method=method,
@@ -258,7 +263,7 @@ class _Bench:
             "max_tokens": str(self.sampling.max_tokens),
             "seed": str(self.context.config.get("seed", 0)),
             "repeats": str(self.options.repeats),
-            "warm-up requests": str(self.options.warmup_requests),
+            "warm-up requests": str(self.warmups),
         }
         if self.engine.proposer is not None:
             facts["proposer memory"] = _MEMORY[self.options.proposer_memory]

@@ -72,10 +72,10 @@ def bench_elsewhere(engine: DecodingEngine, context: TaskContext, options: Bench
     sampler: Sampler = context.build(Kind.SAMPLER)
     reference = plain_reference(context, workload, sampling, max(options.batch_sizes))
     method = (context.config.get(Kind.PROPOSER) or {}).get("name")
+    warmups = options.warmups(len(reference.requests), reference.device.type != "cpu")
     bench = PeerBench(
-        engine, context, reference, method, options.batch_sizes, options.repeats, options.warmup_requests,
-        sampling.max_tokens,
-    )  # fmt: skip
+        engine, context, reference, method, options.batch_sizes, options.repeats, warmups, sampling.max_tokens
+    )
     measured = bench.measure_all()
     if not sampling.greedy:
         reason = f"temperature {sampling.temperature:g}: equal in law, not token by token"
@@ -95,7 +95,7 @@ def bench_elsewhere(engine: DecodingEngine, context: TaskContext, options: Bench
         "max_tokens": str(sampling.max_tokens),
         "seed": str(context.config.get("seed", 0)),
         "repeats": str(options.repeats),
-        "warm-up requests": str(options.warmup_requests),
+        "warm-up requests": str(warmups),
         "order": f"{engine.name} was loaded for plain decoding first, then for drafts",
         "compared with": "specflow's plain decoding of the same requests",
     }

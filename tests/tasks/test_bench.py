@@ -245,6 +245,14 @@ def test_more_requests_than_the_scheduler_allows(llama_folder: Path, tmp_path: P
         run(make_context(llama_folder, tmp_path), batch_sizes=(1, 8))
 
 
+def test_how_much_is_warmed_up() -> None:
+    """All prompts where kernels are compiled for what they meet, unless told otherwise."""
+    assert BenchOptions().warmups(8, on_gpu=False) == 1
+    assert BenchOptions().warmups(8, on_gpu=True) == 8
+    assert BenchOptions(warmup_requests=3).warmups(8, on_gpu=True) == 3
+    assert BenchOptions(warmup_requests=0).warmups(8, on_gpu=True) == 0
+
+
 @pytest.mark.parametrize(
     "options",
     [
