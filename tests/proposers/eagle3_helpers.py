@@ -41,7 +41,9 @@ class Eagle3Bench:
             skip_without_interpreter()
             self.limits = replace(self.limits, paged_kernels="triton")
             self.proposer.attach(self.target, self.limits)
-            self.proposer._steps = GpuEagle3Steps(self.proposer._head, self.proposer._pages, self.proposer._rotary)
+            self.proposer._steps = GpuEagle3Steps(
+                self.proposer._head, self.proposer._pages, self.proposer._rotary, self.limits.max_num_seqs * (k + 1)
+            )
         blocks = np.arange(1, 1 + SLOTS * self.limits.max_blocks_per_seq)
         np.random.default_rng(0).shuffle(blocks)
         self.blocks = np.zeros((SLOTS + 1, self.limits.max_blocks_per_seq), dtype=np.int64)
