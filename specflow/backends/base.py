@@ -30,6 +30,10 @@ class Backend(ABC):
     def reset_peak_memory(self) -> None:
         """Start a new measurement, as far as the platform allows."""
 
+    def kv_cache_bytes(self) -> int:
+        """Most memory for the pages of keys and values where the user names none; asked when weights are loaded."""
+        return 2 * 2**30
+
     @abstractmethod
     def describe(self) -> dict[str, str]:
         """Device name, threads, versions; shown in the report and tagged in the tracker."""

@@ -61,6 +61,10 @@ class GpuBackend(Backend):
         """Start a new measurement."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
+    def kv_cache_bytes(self) -> int:
+        """Half of what is free: the rest is for graphs, prompts and their logits, and whoever else uses the device."""
+        return torch.cuda.mem_get_info(self.device)[0] // 2
+
     def describe(self) -> dict[str, str]:
         """GPU, driver interface, processor and precision."""
         properties = torch.cuda.get_device_properties(self.device)

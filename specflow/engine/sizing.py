@@ -32,7 +32,7 @@ def fix_limits(sizes: SchedulerSizes, facts: TargetFacts, proposer: Proposer | N
         max_model_len=max_model_len,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         block_size=sizes.block_size,
-        num_blocks=sizes.num_kv_blocks or _num_blocks(sizes, most_tokens, kv_bytes),
+        num_blocks=sizes.num_kv_blocks or _num_blocks(sizes, most_tokens, kv_bytes, backend),
         num_speculative_tokens=num_drafts,
         lookahead_tokens=requirements.lookahead_tokens,
         vocab_size=facts.vocab_size,
@@ -42,8 +42,9 @@ def fix_limits(sizes: SchedulerSizes, facts: TargetFacts, proposer: Proposer | N
     )
 
 
-def _num_blocks(sizes: SchedulerSizes, most_tokens: int, kv_bytes_per_token: int) -> int:
+def _num_blocks(sizes: SchedulerSizes, most_tokens: int, kv_bytes_per_token: int, backend: Backend) -> int:
     """Enough for every request at full length, unless that is more than the memory allowed."""
     wanted = -(-most_tokens // sizes.block_size) * sizes.max_num_seqs
-    allowed = int(sizes.kv_cache_memory_gib * 2**30) // max(1, kv_bytes_per_token * sizes.block_size)
-    return min(wanted, allowed) + 1
+    gib = sizes.kv_cache_memory_gib
+    num_bytes = backend.kv_cache_bytes() if gib is None else int(gib * 2**30)
+    return min(wanted, num_bytes // max(1, kv_bytes_per_token * sizes.block_size)) + 1

@@ -79,7 +79,9 @@ def engine_arguments(plan: VllmPlan, setup: PeerSetup) -> dict[str, Any]:
     """
     arguments = {"model": plan.model, **plan.engine, "disable_log_stats": False}
     arguments.setdefault("enable_prefix_caching", False)
-    arguments.setdefault("kv_cache_memory_bytes", gib(setup.config[Kind.SCHEDULER].get("kv_cache_memory_gib", 2.0)))
+    asked = setup.config[Kind.SCHEDULER].get("kv_cache_memory_gib")
+    if asked is not None or _on_cpu(setup.config):  # else vLLM takes its share of the GPU
+        arguments.setdefault("kv_cache_memory_bytes", gib(asked or 2.0))
     if setup.speculate and plan.speculative is not None:
         arguments["speculative_config"] = plan.speculative
     return arguments

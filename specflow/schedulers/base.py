@@ -51,7 +51,7 @@ class SchedulerSizes:
     max_model_len: int | None = None  # prompt and output together; None = the target's limit
     block_size: int = 16  # tokens of one KV block
     num_kv_blocks: int | None = None  # None = enough for max_num_seqs requests, within kv_cache_memory_gib
-    kv_cache_memory_gib: float = 2.0  # most memory for KV pages when num_kv_blocks is None
+    kv_cache_memory_gib: float | None = None  # most memory for KV pages; None = 2, on a GPU half of what is free
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"):
@@ -60,7 +60,7 @@ class SchedulerSizes:
                 raise ConfigError(f"scheduler.{name}={value} must be 1 or more.")
         if self.num_kv_blocks is not None and self.num_kv_blocks < 2:
             raise ConfigError(f"scheduler.num_kv_blocks={self.num_kv_blocks} must be 2 or more (block 0 is reserved).")
-        if self.kv_cache_memory_gib <= 0:
+        if self.kv_cache_memory_gib is not None and self.kv_cache_memory_gib <= 0:
             raise ConfigError(f"scheduler.kv_cache_memory_gib={self.kv_cache_memory_gib} must be above 0.")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
