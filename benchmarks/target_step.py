@@ -185,8 +185,8 @@ def shapes_to_try(name: str, rows: int) -> Iterator[LinearShape]:
     """Launch shapes of a product that are worth a measurement."""
     if rows > FEW[-1]:
         for panel, panels, block_k, split in itertools.product((16, 32, 64, 128), (1, 3), (64, 128), (1, 2)):
-            tall = {"rows": 64 if rows <= 128 else 128, "groups": 1 if rows <= 64 else 2}
-            shape = ManyRowsShape(panel=panel, panels=panels, block_k=block_k, split=split, **tall)
+            groups = 1 if rows <= 64 else 2
+            shape = ManyRowsShape(groups=groups, panel=panel, panels=panels, block_k=block_k, split=split)
             tile = (shape.block_m + shape.block_n) * block_k * 2
             if shape.block_n <= 192:  # the sums of four warps must find room in their registers
                 yield replace(shape, stages=min(14, 225 * 1024 // tile))

@@ -1,18 +1,17 @@
 """How products of some dozens of rows are launched; see `many_rows_gluon`, which computes them."""
 
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 
 import torch
+
+GROUP_ROWS = 64  # of the values that four warps multiply
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManyRowsShape:
     """No result depends on it beyond rounding."""
 
-    rows: int = 64  # of the values that a group of four warps multiplies: 64 or 128
-    groups: int = 1  # of four warps: 1 or 2
+    groups: int = 1  # of four warps, each with 64 rows of the values: 1 or 2
     panel: int = 64  # rows of the weight that are multiplied at once; when gated, half of them gates
     panels: int = 1  # in a tile: 1, or 3, since sizes that are no power of two fill a device better
     block_k: int = 64  # columns at a time: 64 or 128
@@ -22,7 +21,7 @@ class ManyRowsShape:
     @property
     def block_m(self) -> int:
         """Rows of the result in a tile."""
-        return self.rows * self.groups
+        return GROUP_ROWS * self.groups
 
     @property
     def block_n(self) -> int:
@@ -49,11 +48,3 @@ class ManyRowsShape:
         from specflow.kernels.many_rows_gluon import many_rows_linear
 
         return many_rows_linear(values, weight, bias, gated, self)
-
-
-@cache
-def has_group_products(device: torch.device) -> bool:
-    """Whether the device has the matrix instructions of four warps, and Triton the language that gives them."""
-    if device.type != "cuda" or torch.version.hip is not None or find_spec("triton.experimental.gluon") is None:
-        return False
-    return torch.cuda.get_device_capability(device) == (9, 0)

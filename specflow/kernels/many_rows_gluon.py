@@ -24,7 +24,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from specflow.kernels.launch_overlap import early_start
 from specflow.kernels.layer_ops_triton import silu
-from specflow.kernels.many_rows import ManyRowsShape
+from specflow.kernels.many_rows import GROUP_ROWS, ManyRowsShape
 from specflow.kernels.rejection.overlap import let_next_start, wait_for_previous
 from specflow.kernels.triton_choice import device_of
 
@@ -281,7 +281,7 @@ def many_rows_linear(
             TensorDescriptor.from_tensor(values, [loaded, shape.block_k], layout),
             TensorDescriptor.from_tensor(weight, [shape.panel // (2 if gated else 1), shape.block_k], layout),
             values if bias is None else bias, output, parts, tickets, rows, columns, tiles_m, units,
-            K=depth, ROWS=shape.rows, GROUPS=shape.groups, LOADED=loaded, PANEL=shape.panel, PANELS=shape.panels,
+            K=depth, ROWS=GROUP_ROWS, GROUPS=shape.groups, LOADED=loaded, PANEL=shape.panel, PANELS=shape.panels,
             BLOCK_K=shape.block_k, STAGES=shape.stages, SPLIT=shape.split, HAS_BIAS=bias is not None, GATED=gated,
             WORK=work, ASK=ask, OVERLAP=bool(early), num_warps=4, maxnreg=most, **early,
         )  # fmt: skip

@@ -20,9 +20,8 @@ import triton.language as tl
 from specflow.core.attention import AttentionInputs, QueryGroup
 from specflow.kernels import paged_attention as reference
 from specflow.kernels.launch_overlap import early_start
-from specflow.kernels.many_rows import has_group_products
 from specflow.kernels.rejection.overlap import let_next_start, wait_for_previous
-from specflow.kernels.triton_choice import device_of
+from specflow.kernels.triton_choice import device_of, has_group_products
 
 # Requests with more query tokens take the reference's path, which hands whole prompts to torch.
 MOST_QUERY = 32

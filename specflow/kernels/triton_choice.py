@@ -2,6 +2,7 @@
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from importlib.util import find_spec
 from typing import Literal
 
@@ -40,6 +41,14 @@ def uses_triton(kernels: KernelChoice, device: torch.device, option: str) -> boo
             f"Use {option}=auto or torch, or another backend."
         )
     return runs_here and kernels != "torch"
+
+
+@cache
+def has_group_products(device: torch.device) -> bool:
+    """Whether the device has the matrix instructions of four warps, and Triton the language that gives them."""
+    if device.type != "cuda" or torch.version.hip is not None or find_spec("triton.experimental.gluon") is None:
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:

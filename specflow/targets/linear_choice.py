@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from specflow.kernels.many_rows import ManyRowsShape
+from specflow.kernels.triton_choice import has_group_products
+
 if TYPE_CHECKING:
     from specflow.targets.gpu_layers import GpuLayer, LayerOps
     from specflow.targets.linears import Linears
@@ -105,21 +108,13 @@ def _few_rows(name: str, rows: int, device: torch.device) -> tuple[LinearShape, 
 
 
 def _many_rows(name: str, rows: int, device: torch.device) -> tuple[LinearShape, ...]:
-    from specflow.kernels.many_rows import ManyRowsShape, has_group_products
-
     if not has_group_products(device):
         return ()
     wide = ManyRowsShape(panel=64, panels=3, block_k=128, stages=3)
     deep = ManyRowsShape(panel=32, block_k=128, stages=8)
     if rows <= 64:
-        shapes = {
-            "qkv": ManyRowsShape(panel=64, stages=12),
-            "output": deep,
-            "gate_up": wide,
-            "down": deep,
-            "head": wide,
-        }
-        return (shapes[name],)
+        narrow = ManyRowsShape(panel=64, stages=12)
+        return ({"qkv": narrow, "output": deep, "gate_up": wide, "down": deep, "head": wide}[name],)
     narrow = ManyRowsShape(groups=2, panel=64, stages=8)
     shapes = {
         "qkv": narrow,

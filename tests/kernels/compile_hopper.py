@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from specflow.kernels.many_rows import ManyRowsShape
+from specflow.kernels.many_rows import GROUP_ROWS, ManyRowsShape
 from specflow.kernels.many_rows_gluon import REGISTERS, many_rows_kernel
 from specflow.kernels.paged_attention_gluon import attend_tiles_kernel
 from tests.kernels.compile_paged import PLAIN, kind_of
@@ -28,7 +28,7 @@ def compile_product(target: GPUTarget, dtype: str, shape: ManyRowsShape, gated: 
     """Prints the kernel's name, the size of its code, and how often it asks for tiles before the wait."""
     most, work, ask = REGISTERS[shape.groups]
     constants = {
-        "K": 4096, "ROWS": shape.rows, "GROUPS": shape.groups, "LOADED": shape.block_m, "PANEL": shape.panel,
+        "K": 4096, "ROWS": GROUP_ROWS, "GROUPS": shape.groups, "LOADED": shape.block_m, "PANEL": shape.panel,
         "PANELS": shape.panels, "BLOCK_K": shape.block_k, "STAGES": shape.stages, "SPLIT": shape.split,
         "HAS_BIAS": False, "GATED": gated, "WORK": work, "ASK": ask, "OVERLAP": True,
     }  # fmt: skip

@@ -199,7 +199,7 @@ def test_many_rows_are_tried_where_their_kernel_runs(monkeypatch: pytest.MonkeyP
     sizes = {"qkv": (6144, 4096), "output": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
     sizes["head"] = (151936, 4096)
     for allowed in (False, True):
-        monkeypatch.setattr("specflow.kernels.many_rows.has_group_products", lambda _device, allowed=allowed: allowed)
+        monkeypatch.setattr(linear_choice, "has_group_products", lambda _device, allowed=allowed: allowed)
         for name, rows in itertools.product(PRODUCTS, set(BUCKETS) - set(FEW)):
             weight = torch.empty(sizes[name], dtype=torch.bfloat16, device="meta")
             shapes = candidates(name, rows, torch.device("cpu"))
