@@ -49,6 +49,11 @@ class VllmEngine(DecodingEngine):
         found = [one.sentence() for one in plan.fates.of("differs")]
         if plan.speculative is not None and plan.speculative.get("method") == "suffix":
             found.append("vLLM's suffix cache cannot be emptied: every pass has seen the answers of earlier ones")
+        if plan.speculative is not None and plan.speculative.get("method") == "dflash" and _on_cpu(config):
+            found.append(
+                "on a CPU vLLM 0.32 gives the context of every layer of a DFlash head the first layer's key norm, so "
+                "heads of several layers are accepted less than on a GPU"
+            )
         return found
 
     @contextmanager

@@ -174,6 +174,9 @@ def test_differences_become_caveats() -> None:
     found = VllmEngine(VllmOptions()).caveats(config, registry)
     assert any("proposer.cache_path=x" in text for text in found)
     assert any("cannot be emptied" in text for text in found)
+    compositions = [compose("+proposer=dflash", f"backend={name}") for name in ("cpu", "cuda")]
+    dflash = [VllmEngine(VllmOptions()).caveats(*one) for one in compositions]
+    assert [any("key norm" in text for text in texts) for texts in dflash] == [True, False]
 
 
 # -- counters -------------------------------------------------------------------------------------------------------
