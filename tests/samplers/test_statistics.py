@@ -205,6 +205,7 @@ def test_disjoint_support(name: str) -> None:
 
 
 # -- acceptance ----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_acceptance_of_the_samplers() -> None:
     """One-hot: one law for all. Probabilistic: block above standard, coupled below it and above (1-TV)/(1+TV)."""
     model = TableModel.random(5, seed=7)
@@ -263,7 +264,8 @@ def test_reused_coins_show_only_after_the_first_step(drafter: str) -> None:
     assert not model.gate(ReusedCoins(), num_tokens=4, **options).passed
 
 
-@pytest.mark.parametrize("fresh_drafts", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fresh_drafts", [False, True])
 def test_block_needs_fresh_draft_noise_too(fresh_drafts: bool) -> None:
     """Coins fresh in every step but the drafter's noise keyed by position alone is still biased."""
 
