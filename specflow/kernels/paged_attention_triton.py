@@ -21,7 +21,8 @@ from specflow.core.attention import AttentionInputs, QueryGroup
 from specflow.kernels import paged_attention as reference
 from specflow.kernels.launch_overlap import early_start
 from specflow.kernels.rejection.overlap import let_next_start, wait_for_previous
-from specflow.kernels.triton_choice import device_of, has_group_products
+from specflow.kernels.streamed_attention import can_stream
+from specflow.kernels.triton_choice import device_of
 
 # Requests with more query tokens take the reference's path, which hands whole prompts to torch.
 MOST_QUERY = 32
@@ -258,7 +259,7 @@ class LaunchShape:
     block_n: int | None = None  # keys that it reads at a time
     warps: int | None = None
     stages: int | None = None  # tiles of keys and values in flight
-    streamed: bool | None = None  # by `paged_attention_gluon`, where that can
+    streamed: bool | None = None  # by `paged_attention_gluon`; None = where that can
 
 
 def paged_attention(
@@ -327,8 +328,10 @@ def _launch(query, key_pages, value_pages, output, inputs, run: Run, rules, shap
     row_bytes = max(size, value_size) * key_pages.element_size()
     block_n = shape.block_n or _keys_at_a_time(row_bytes, block_m, query.device)
     kernel, more = attend_kernel, {"num_stages": shape.stages or _STAGES}
-    tall = (block_m, block_n) == (64, 64) and shape.streamed is not False
-    if tall and _can_stream(query, key_pages, value_pages, rules):
+    streamed = shape.streamed
+    if streamed is None:
+        streamed = (block_m, block_n) == (64, 64) and can_stream(query, key_pages, value_pages, rules)
+    if streamed:
         from specflow.kernels.paged_attention_gluon import attend_tiles_kernel as kernel
 
         more = {"LEAST_KEYS": _LEAST_KEYS}
@@ -360,13 +363,6 @@ def _launch(query, key_pages, value_pages, output, inputs, run: Run, rules, shap
                 HEADS=heads, DV=value_size, DVP=padded(value_size), SPLITS=8 if few else MOST_SPLITS,
                 HAS_SINKS=sinks is not None, num_warps=1 if few else 4, OVERLAP=bool(early), **early,
             )  # fmt: skip
-
-
-def _can_stream(query, key_pages, value_pages, rules) -> bool:
-    """Whether `paged_attention_gluon` has a kernel for these sizes and rules, and the device can run it."""
-    plain = not any(rules[name] is not None for name in ("window", "softcap", "sinks"))
-    alike = key_pages.stride() == value_pages.stride() and key_pages.shape[3] == value_pages.shape[3] == 128
-    return plain and alike and query.element_size() == 2 and has_group_products(query.device)
 
 
 def padded(size: int) -> int:

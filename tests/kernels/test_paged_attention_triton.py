@@ -13,7 +13,9 @@ from tests.kernels.rejection_cases import DEVICE
 pytest.importorskip("triton")
 
 from specflow.kernels import paged_attention_triton as kernels
+from specflow.kernels import streamed_attention
 from specflow.kernels.paged_attention_triton import LaunchShape, Run, plan_runs
+from specflow.kernels.streamed_attention import can_stream
 
 # Several tiles of query rows, several tiles of keys, several splits of them: at sizes that the interpreter can do.
 SMALL = LaunchShape(block_m=16, block_n=16)
@@ -131,16 +133,31 @@ def test_positions_decide_and_padding_stays_in_block_zero() -> None:
 
 
 def test_what_can_be_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads of 128 values in half precision under no rule but causality, on the one kind of device."""
+    """Heads of 128 values in half precision under no rule but causality, where the kernel runs."""
     query, pages = torch.zeros(1, 8, 128, dtype=torch.bfloat16), torch.zeros(2, 16, 2, 128, dtype=torch.bfloat16)
     plain = {"window": None, "softcap": None, "sinks": None}
-    assert not kernels._can_stream(query, pages, pages, plain)
-    monkeypatch.setattr(kernels, "has_group_products", lambda _device: True)
-    assert kernels._can_stream(query, pages, pages, plain)
-    assert not any(kernels._can_stream(query, pages, pages, plain | {name: 1.0}) for name in plain)
-    assert not kernels._can_stream(query.float(), pages.float(), pages.float(), plain)
-    assert not kernels._can_stream(query, pages, pages[..., :64], plain)
-    assert not kernels._can_stream(query, pages, pages.transpose(1, 2), plain)
+    assert not can_stream(query, pages, pages, plain)
+    monkeypatch.setattr(streamed_attention, "has_group_products", lambda _device: True)
+    monkeypatch.setattr(streamed_attention, "_runs", lambda *_: True)
+    assert can_stream(query, pages, pages, plain)
+    assert not any(can_stream(query, pages, pages, plain | {name: 1.0}) for name in plain)
+    assert not can_stream(query.float(), pages.float(), pages.float(), plain)
+    assert not can_stream(query, pages[..., :64], pages[..., :64], plain)
+    assert not can_stream(query, pages, pages.transpose(1, 2), plain)
+    monkeypatch.setattr(streamed_attention, "_runs", lambda *_: False)
+    assert not can_stream(query, pages, pages, plain)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="there the kernel may run")
+def test_what_does_not_compile_is_done_by_the_other_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here: on a CPU, where Gluon cannot run."""
+    monkeypatch.setattr(streamed_attention, "has_group_products", lambda _device: True)
+    streamed_attention._runs.cache_clear()
+    try:
+        agree(Paged([(16, 40)], (4, 1), (128, 128), "scattered", block=16), {}, LaunchShape(), torch.bfloat16)
+        assert not streamed_attention._runs(DEVICE, torch.bfloat16)
+    finally:
+        streamed_attention._runs.cache_clear()
 
 
 @pytest.mark.gpu
