@@ -5,6 +5,8 @@ from typing import Literal
 
 import torch
 
+KV_CACHE_BYTES = 2 * 2**30  # where no device says how much it has
+
 
 class Backend(ABC):
     """A device with its settings. Built from its options; `setup` fails clearly when the device is absent."""
@@ -32,7 +34,7 @@ class Backend(ABC):
 
     def kv_cache_bytes(self) -> int:
         """Most memory for the pages of keys and values where the user names none; asked when weights are loaded."""
-        return 2 * 2**30
+        return KV_CACHE_BYTES
 
     @abstractmethod
     def describe(self) -> dict[str, str]:

@@ -26,7 +26,7 @@ from specflow.kernels.launch_overlap import early_start
 from specflow.kernels.layer_ops_triton import silu
 from specflow.kernels.many_rows import GROUP_ROWS, ManyRowsShape
 from specflow.kernels.rejection.overlap import let_next_start, wait_for_previous
-from specflow.kernels.triton_choice import device_of
+from specflow.kernels.triton_choice import device_of, device_sizes
 
 
 @gluon.jit
@@ -277,7 +277,7 @@ def many_rows_linear(
     early = early_start(values.device)
     most, work, ask = REGISTERS[shape.groups]
     with device_of(values):
-        many_rows_kernel[(min(units, _processors(values.device)),)](
+        many_rows_kernel[(min(units, device_sizes(values.device)[0]),)](
             TensorDescriptor.from_tensor(values, [loaded, shape.block_k], layout),
             TensorDescriptor.from_tensor(weight, [shape.panel // (2 if gated else 1), shape.block_k], layout),
             values if bias is None else bias, output, parts, tickets, rows, columns, tiles_m, units,
@@ -297,8 +297,3 @@ REGISTERS = {1: (232, 240, 40), 2: (168, 232, 40)}
 def _tickets(device: torch.device) -> torch.Tensor:
     """Zeros, which every launch leaves as zeros."""
     return torch.zeros(4096, dtype=torch.int32, device=device)
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

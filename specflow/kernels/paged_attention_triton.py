@@ -11,7 +11,6 @@ without work leave at once.
 # Bodies below are Triton's language, which only looks like typed Python.
 
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 import triton
@@ -22,7 +21,7 @@ from specflow.kernels import paged_attention as reference
 from specflow.kernels.launch_overlap import early_start
 from specflow.kernels.rejection.overlap import let_next_start, wait_for_previous
 from specflow.kernels.streamed_attention import can_stream
-from specflow.kernels.triton_choice import device_of
+from specflow.kernels.triton_choice import device_of, device_sizes
 
 # Requests with more query tokens take the reference's path, which hands whole prompts to torch.
 MOST_QUERY = 32
@@ -373,21 +372,11 @@ def padded(size: int) -> int:
 def _keys_at_a_time(row_bytes: int, block_m: int, device: torch.device) -> int:
     """Keys of a tile of about 16 KiB, so that several fit into any device's shared memory; of 32 KiB where there is
     more of it and query rows are few, since those wait longer for a tile than they work on it."""
-    large = block_m <= 32 and _properties(device)[1] >= 224 * 1024
+    large = block_m <= 32 and device_sizes(device)[1] >= 224 * 1024
     return min(128, max(16, (32768 if large else 16384) // triton.next_power_of_2(row_bytes)))
 
 
 def _choose_splits(programs: int, max_seq_len: int, device: torch.device) -> int:
     """As many as two programs per processor need, no more than there is work for."""
     useful = max(1, max_seq_len // _LEAST_KEYS)
-    return max(1, min(MOST_SPLITS, useful, 2 * _properties(device)[0] // programs))
-
-
-@cache
-def _properties(device: torch.device) -> tuple[int, int]:
-    """Processors and bytes of shared memory that one program can have; 1 and 0 for the interpreter."""
-    if device.type != "cuda":
-        return 1, 0
-    known = torch.cuda.get_device_properties(device)
-    shared = 0 if torch.version.hip else known.shared_memory_per_block_optin
-    return known.multi_processor_count, shared
+    return max(1, min(MOST_SPLITS, useful, 2 * device_sizes(device)[0] // programs))

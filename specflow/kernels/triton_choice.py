@@ -4,7 +4,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -49,6 +49,16 @@ def has_group_products(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip is not None or find_spec("triton.experimental.gluon") is None:
         return False
     return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@cache
+def device_sizes(device: torch.device) -> tuple[int, int]:
+    """Processors and bytes of shared memory that one program can have; 1 and 0 for the interpreter."""
+    if device.type != "cuda":
+        return 1, 0
+    known: Any = torch.cuda.get_device_properties(device)
+    shared = 0 if torch.version.hip else known.shared_memory_per_block_optin
+    return known.multi_processor_count, shared
 
 
 def device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from itertools import count
 from typing import Any
 
+from specflow.backends.base import KV_CACHE_BYTES
 from specflow.core.request import FinishReason
 from specflow.engine.outputs import RequestOutput
 from specflow.errors import ConfigError
@@ -86,7 +87,7 @@ def engine_arguments(plan: VllmPlan, setup: PeerSetup) -> dict[str, Any]:
     arguments.setdefault("enable_prefix_caching", False)
     asked = setup.config[Kind.SCHEDULER].get("kv_cache_memory_gib")
     if asked is not None or _on_cpu(setup.config):  # else vLLM takes its share of the GPU
-        arguments.setdefault("kv_cache_memory_bytes", gib(asked or 2.0))
+        arguments.setdefault("kv_cache_memory_bytes", KV_CACHE_BYTES if asked is None else gib(asked))
     if setup.speculate and plan.speculative is not None:
         arguments["speculative_config"] = plan.speculative
     return arguments
