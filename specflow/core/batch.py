@@ -16,7 +16,7 @@ class PackedBatch:
     positions: torch.Tensor  # [T] int64: position of each token in its request
     slots: torch.Tensor  # [B] int64: row of the request in the per-request tables
     query_start: torch.Tensor  # [B+1] int64: first packed token of each request
-    logit_rows: torch.Tensor  # [N] int64: packed tokens whose logits are wanted
+    logit_rows: torch.Tensor  # [N] int64: packed tokens whose logits are wanted, ascending, each once
     attention: AttentionInputs  # where keys and values go and who sees what
     query_len_host: np.ndarray  # [B] int64, host: tokens of each request in this step
 

@@ -8,6 +8,7 @@ from specflow.engine.decode_state import DecodeRows
 from specflow.kernels import decode_books_triton as kernels
 from specflow.kernels.decode_columns import STATE
 from specflow.kernels.launch_overlap import early_start
+from specflow.kernels.pieces import int_pieces
 from specflow.kernels.rejection.workspace import power_of_two
 from specflow.kernels.triton_choice import device_of
 
@@ -21,8 +22,8 @@ class GpuDecodeBooks(DecodeBooks):
         """See `DecodeBooks.open`."""
         state, tokens, blocks = self.state, self.buffers.tokens.device, self.buffers.blocks.device
         places, most_blocks = batch * (width + 1), blocks.shape[1]
-        parts = _cut(blocks, [len(STATE) * batch, 1, places, places, places, batch * width, batch * most_blocks,
-                              batch])  # fmt: skip
+        sizes = [len(STATE) * batch, 1, places, places, places, batch * width, batch * most_blocks, batch]
+        parts = int_pieces(sizes, blocks.device)
         row_ints, self._turn_now, positions, slot_mapping, token_ids, draft_ids, block_table, seq_len = parts
         self._row_ints = row_ints.view(-1, batch)
         row_floats = torch.empty((state.floats.shape[0], batch), dtype=torch.float32, device=blocks.device)
@@ -75,11 +76,3 @@ class GpuDecodeBooks(DecodeBooks):
                 WIDTH=width, K=0 if draft is None else ids.shape[1], PLACES=power_of_two(most),
                 HAS_DRAFTS=draft is not None, OVERLAP=bool(early), num_warps=1, **early,
             )  # fmt: skip
-
-
-def _cut(like: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
-    """One-dimensional int64 tensors of these sizes, in one piece of memory on the device of `like`."""
-    # Each begins at a multiple of 16 bytes, as Triton's compilations expect of most tensors.
-    padded = [size + size % 2 for size in sizes]
-    pieces = torch.empty(sum(padded), dtype=torch.int64, device=like.device).split(padded)
-    return [piece[:size] for piece, size in zip(pieces, sizes, strict=True)]

@@ -72,7 +72,10 @@ class DecodeState:
     def rows(self, batch: int) -> "DecodeRows":
         """The first `batch` rows, gathered."""
         slots = self.slots[:batch]
-        return DecodeRows(slots, *self._ints.device[:, slots].unbind(0), *self._floats.device[:, slots].unbind(0))
+        ints = self._ints.device[:, slots].unbind(0)
+        rows = DecodeRows(slots, *ints, *self._floats.device[:, slots].unbind(0))
+        rows.num_drafts = torch.where(rows.active, rows.num_drafts, 0)
+        return rows
 
     def store(self, name: str, slots: torch.Tensor, values: torch.Tensor) -> None:
         """Write one column of a few slots, [B] each, on the device."""
@@ -99,5 +102,9 @@ class DecodeRows:
         self.slots, self.num_tokens, self.rounds, self.seeds = slots, num_tokens, rounds, seeds
         self.limits, self.speculates, self.temperature = limits, speculates, temperature
         self.filters = RowFilters(top_k, top_p, min_p)
-        self.active = num_tokens < limits
-        self.num_drafts = torch.where(self.active, num_drafts, 0)
+        self.num_drafts = num_drafts  # 0 where the request is at its limit
+
+    @property
+    def active(self) -> torch.Tensor:
+        """Which requests are not at their limits, [B] bool."""
+        return self.num_tokens < self.limits

@@ -33,5 +33,17 @@ def top_entries(logits: torch.Tensor, *, skip_nan: bool = False) -> tuple[torch.
     return logits.amax(-1), lowest_argmax(logits)
 
 
+def leading_finite(peaks: torch.Tensor, num_cut: torch.Tensor) -> torch.Tensor:
+    """How many leading numbers of each row of peaks [R, K] are finite, [R] int64; adds to num_cut, int64 [], the rows
+    that have another."""
+    if peaks.is_cuda and triton_available():
+        from specflow.kernels import argmax_triton
+
+        return argmax_triton.leading_finite(peaks, num_cut)
+    leading = peaks.isfinite().to(torch.int64).cumprod(1).sum(1)
+    num_cut += (leading < peaks.shape[1]).sum()
+    return leading
+
+
 def _without_nan(logits: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isnan(logits), float("-inf"), logits)

@@ -1,6 +1,6 @@
-"""The highest value of each row and where it stands, by Triton: the results of `argmax.top_entries`.
+"""The highest value of each row and where it stands, by Triton: the results of `argmax`.
 
-Two launches: every part of a row by a program of its own, then the parts of a row.
+For the highest values two launches: every part of a row by a program of its own, then the parts of a row.
 """
 
 # mypy: ignore-errors
@@ -12,6 +12,7 @@ import triton.language as tl
 
 from specflow.kernels.launch_overlap import early_start
 from specflow.kernels.rejection.overlap import let_next_start, wait_for_previous
+from specflow.kernels.rejection.workspace import power_of_two
 from specflow.kernels.triton_choice import device_of
 
 _PART = 4096  # ids that one program reads
@@ -58,6 +59,20 @@ def row_kernel(
     tl.store(ids + row, place.to(tl.int64))
 
 
+@triton.jit(do_not_specialize_on_alignment=["peaks", "leading"])
+def leading_kernel(peaks, leading, num_cut, K: tl.constexpr, PLACES: tl.constexpr, OVERLAP: tl.constexpr):
+    """Grid (rows,)."""
+    let_next_start(OVERLAP)
+    row, place = tl.program_id(0), tl.arange(0, PLACES)
+    wait_for_previous(OVERLAP)
+    values = tl.load(peaks + row * K + place, mask=place < K, other=0.0)
+    strange = (place < K) & ~(tl.abs(values) < float("inf"))
+    count = tl.min(tl.where(strange, place, K))
+    tl.store(leading + row, count.to(tl.int64))
+    if count < K:
+        tl.atomic_add(num_cut, tl.full([], 1, tl.int64))
+
+
 def top_entries(logits: torch.Tensor, *, skip_nan: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """See `argmax.top_entries`; peaks are float32 whatever the logits are."""
     flat = logits.flatten(0, -2)
@@ -78,3 +93,15 @@ def top_entries(logits: torch.Tensor, *, skip_nan: bool = False) -> tuple[torch.
                 highest, places, peaks, ids, parts, PARTS=triton.next_power_of_2(parts), num_warps=1, **common
             )
     return peaks.view(logits.shape[:-1]), ids.view(logits.shape[:-1])
+
+
+def leading_finite(peaks: torch.Tensor, num_cut: torch.Tensor) -> torch.Tensor:
+    """See `argmax.leading_finite`."""
+    peaks = peaks.contiguous()
+    rows, columns = peaks.shape
+    leading, early = torch.empty(rows, dtype=torch.int64, device=peaks.device), early_start(peaks.device)
+    with device_of(peaks):
+        leading_kernel[(rows,)](
+            peaks, leading, num_cut, K=columns, PLACES=power_of_two(columns), OVERLAP=bool(early), num_warps=1, **early
+        )
+    return leading

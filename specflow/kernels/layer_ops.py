@@ -25,6 +25,13 @@ def add_rms_norm(
     return total, rms_norm(total, weight, eps)
 
 
+def embed_norm(
+    token_ids: torch.Tensor, table: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows token_ids [T] int64 of a table [V, E] and their norm, [T, E] each."""
+    return add_rms_norm(None, table.index_select(0, token_ids), weight, eps)
+
+
 def pair_norm(
     first: torch.Tensor, second: torch.Tensor, first_weight: torch.Tensor, second_weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
@@ -65,3 +72,24 @@ def norm_rotate_write(
     rows = rotary.index_select(0, positions.clamp(max=len(rotary) - 1))
     write_keys_values(key_pages, value_pages, slot_mapping, rotate(key, rows), value, clean=clean)
     return rotate(query, rows)
+
+
+def norm_rotate_write_layers(
+    keys_values: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    positions: torch.Tensor,
+    rotary: torch.Tensor,
+    key_norms: torch.Tensor | None,
+    eps: float,
+    *,
+    clean: bool = False,
+) -> None:
+    """`norm_rotate_write` of keys and values alone, for L layers: keys_values [T, L * 2 Hkv * D], pages
+    [L, blocks, page, Hkv, D], key_norms [L, D]."""
+    for layer, part in enumerate(keys_values.chunk(len(key_pages), 1)):
+        norms = None if key_norms is None else (key_norms[layer], key_norms[layer])
+        norm_rotate_write(
+            part, key_pages[layer], value_pages[layer], slot_mapping, positions, rotary, norms, eps, clean=clean
+        )

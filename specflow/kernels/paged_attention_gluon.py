@@ -3,7 +3,7 @@
 
 Triton's own pipelining asks for the next keys and values when it is done with those at hand, since it first has to look
 up their pages. Here pages are looked up two tiles ahead, so that keys and values are on their way while the matrix
-instructions run.
+instructions run. The first of them are asked for while the kernel before still makes the newest ones.
 """
 
 # mypy: ignore-errors
@@ -32,7 +32,7 @@ def look_up(table, number, end, stride_s, PAGE: gl.constexpr, BLOCK_N: gl.conste
     """Pages of a tile's keys, and where in its page each is. Beyond the last key it stands in, which nobody sees but as
     a finite number."""
     key = gl.minimum(number * BLOCK_N + gl.arange(0, BLOCK_N, layout), end - 1)
-    return gl.load(table + key // PAGE).to(gl.int32), key % PAGE * stride_s
+    return gl.load(table + key // PAGE, cache_modifier=".cg").to(gl.int32), key % PAGE * stride_s
 
 
 @gluon.jit
@@ -63,12 +63,13 @@ def weigh_keys(scores, number, end, place, peak, total, CAUSAL: gl.constexpr, BL
 
 @gluon.jit
 def read_split(
-    rows, key_rows, value_rows, table, stride_b, stride_s, begin, stop, end, place, scale, peak, total, mixed,
+    rows, key_rows, value_rows, table, stride_b, stride_s, begin, stop, end, oldest, place, scale, peak, total, mixed,
     CAUSAL: gl.constexpr, PAGE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, SIZE: gl.constexpr,
-    copied: gl.constexpr,
+    copied: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Peak, total and weighted sum over the tiles begin to stop of the keys; rows [BLOCK_M, SIZE] point to queries,
-    key_rows and value_rows [1, SIZE] to the first position of their KV head."""
+    key_rows and value_rows [1, SIZE] to the first position of their KV head. Keys before `oldest` were there before
+    this step."""
     summed: gl.constexpr = mixed.type.layout
     scored: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     by_copy: gl.constexpr = gl.SliceLayout(1, copied)
@@ -77,10 +78,16 @@ def read_split(
     queries = gl.allocate_shared_memory(kind, [BLOCK_M, SIZE], swizzled)
     keys = gl.allocate_shared_memory(kind, [STAGES, BLOCK_N, SIZE], swizzled)
     values = gl.allocate_shared_memory(kind, [STAGES, BLOCK_N, SIZE], swizzled)
+    for early in gl.static_range(STAGES - 1):
+        page, within = look_up(table, begin + early, end, stride_s, PAGE, BLOCK_N, by_copy)
+        known = (begin + early < stop) & ((begin + early + 1) * BLOCK_N <= oldest)
+        ask_for_tile(key_rows, value_rows, keys, values, early, known, page, within, stride_b)
+    wait_for_previous(OVERLAP)
     async_copy.async_copy_global_to_shared(queries, rows)  # in the group of the first keys
     for early in gl.static_range(STAGES - 1):
         page, within = look_up(table, begin + early, end, stride_s, PAGE, BLOCK_N, by_copy)
-        ask_for_tile(key_rows, value_rows, keys, values, early, begin + early < stop, page, within, stride_b)
+        new = (begin + early < stop) & ((begin + early + 1) * BLOCK_N > oldest)
+        ask_for_tile(key_rows, value_rows, keys, values, early, new, page, within, stride_b)
     page, within = look_up(table, begin + STAGES - 1, end, stride_s, PAGE, BLOCK_N, by_copy)
     for number in range(begin, stop):
         slot, free = (number - begin) % STAGES, (number - begin + STAGES - 1) % STAGES
@@ -138,7 +145,6 @@ def attend_tiles_kernel(
 ):  # fmt: skip
     """Grid, arguments and results of `attend_kernel`; keys and values have the same strides. LEAST_KEYS: of a split."""
     let_next_start(OVERLAP)
-    wait_for_previous(OVERLAP)
     SHARED: gl.constexpr = HEADS // KV_HEADS
     scored: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16]))
     summed: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
@@ -146,16 +152,18 @@ def attend_tiles_kernel(
     tiles, split, splits = gl.num_programs(0) // KV_HEADS, gl.program_id(1), gl.num_programs(1)
     kv_head, tile, request = gl.program_id(0) // tiles, gl.program_id(0) % tiles, first_request + gl.program_id(2)
     if RAGGED:
-        start = gl.load(query_start + request).to(gl.int32)
-        length = gl.load(query_start + request + 1).to(gl.int32) - start
+        start = gl.load(query_start + request, cache_modifier=".cg").to(gl.int32)
+        length = gl.load(query_start + request + 1, cache_modifier=".cg").to(gl.int32) - start
     else:
         start, length = first_token + (request - first_request) * query_len, query_len
     token, head, real = find_rows(start, length, tile, kv_head, SHARED, BLOCK_M, scored)
-    place = gl.load(positions + token, mask=real, other=0).to(gl.int32)
+    place = gl.load(positions + token, mask=real, other=0, cache_modifier=".cg").to(gl.int32)
     newest = gl.max(gl.where(real, place, -1), 0)
     end = newest + 1
     if not CAUSAL:
-        end = gl.where(newest < 0, 0, gl.load(seq_len + request).to(gl.int32))
+        end = gl.where(newest < 0, 0, gl.load(seq_len + request, cache_modifier=".cg").to(gl.int32))
+    # The tile must hold all rows of the request to know where its new keys begin.
+    oldest = gl.where(length * SHARED <= BLOCK_M, gl.min(gl.where(real, place, end), 0), 0)
     blocks = (end + BLOCK_N - 1) // BLOCK_N
     # A captured launch has as many splits as the longest sequence needs; a short one uses fewer of them.
     share = gl.maximum((blocks + splits - 1) // splits, LEAST_KEYS // BLOCK_N)
@@ -170,9 +178,10 @@ def attend_tiles_kernel(
         peak, total, mixed = read_split(
             query + (asked.to(gl.int64) * query_stride_t + whose * query_stride_h)[:, None] + column,
             key_pages + (kv_head * key_stride_h + column), value_pages + (kv_head * key_stride_h + column),
-            block_table + request.to(gl.int64) * table_stride, key_stride_b, key_stride_s, begin, stop, end, place,
-            scale, peak, total, mixed, CAUSAL, page_size, BLOCK_M, BLOCK_N, DK, copied,
+            block_table + request.to(gl.int64) * table_stride, key_stride_b, key_stride_s, begin, stop, end, oldest,
+            place, scale, peak, total, mixed, CAUSAL, page_size, BLOCK_M, BLOCK_N, DK, copied, OVERLAP,
         )  # fmt: skip
+    wait_for_previous(OVERLAP)  # who has nothing to read must not write before, either
     by_sum: gl.constexpr = gl.SliceLayout(1, summed)
     token, head, real = find_rows(start, length, tile, kv_head, SHARED, BLOCK_M, by_sum)
     store_rows(

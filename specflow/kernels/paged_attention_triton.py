@@ -65,14 +65,14 @@ def find_rows(
 ):  # fmt: skip
     """Token, head and position of each row of a tile, and whether it is one; heads of a token lie side by side."""
     if RAGGED:
-        start = tl.load(query_start + request).to(tl.int32)
-        length = tl.load(query_start + request + 1).to(tl.int32) - start
+        start = tl.load(query_start + request, cache_modifier=".cg").to(tl.int32)
+        length = tl.load(query_start + request + 1, cache_modifier=".cg").to(tl.int32) - start
     else:
         start, length = first_token + (request - first_request) * query_len, query_len
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     real = row < length * SHARED
     token = start + row // SHARED
-    place = tl.load(positions + token, mask=real, other=0).to(tl.int32)
+    place = tl.load(positions + token, mask=real, other=0, cache_modifier=".cg").to(tl.int32)
     return token, kv_head * SHARED + row % SHARED, place, real
 
 
@@ -83,7 +83,7 @@ def see_keys(place, real, seq_len, request, window, CAUSAL: tl.constexpr, HAS_WI
     oldest = tl.min(tl.where(real, place, 2147483647))
     first, end = 0, newest + 1
     if not CAUSAL:
-        end = tl.load(seq_len + request).to(tl.int32)
+        end = tl.load(seq_len + request, cache_modifier=".cg").to(tl.int32)
     if HAS_WINDOW:
         first = tl.maximum(oldest - window + 1, 0)
         if not CAUSAL:
@@ -165,7 +165,6 @@ def attend_kernel(
     log_sums [T, HEADS, splits], base 2, both float32.
     """
     let_next_start(OVERLAP)
-    wait_for_previous(OVERLAP)
     tiles, split, splits = tl.num_programs(0) // KV_HEADS, tl.program_id(1), tl.num_programs(1)
     kv_head, tile, request = tl.program_id(0) // tiles, tl.program_id(0) % tiles, first_request + tl.program_id(2)
     token, head, place, real = find_rows(
@@ -180,6 +179,7 @@ def attend_kernel(
     stop = tl.minimum(begin + share, blocks)
     busy = real & (begin < stop)
     column = tl.arange(0, DKP)
+    wait_for_previous(OVERLAP)
     rows = query + token.to(tl.int64)[:, None] * query_stride_t + head[:, None] * query_stride_h + column[None, :]
     queries = tl.load(rows, mask=busy[:, None] & (column < DK)[None, :], other=0.0)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -222,7 +222,9 @@ def join_kernel(
     logs = tl.load(log_sums + row * splits + split, mask=split < splits, other=float("-inf"))
     used = logs > float("-inf")
     places = partial + (row * splits + split)[:, None] * DV + column[None, :]
-    parts = tl.load(places, mask=used[:, None] & (column < DV)[None, :], other=0.0)
+    # Asked for before it is known which of them were written: one wait for memory less.
+    parts = tl.load(places, mask=(split < splits)[:, None] & (column < DV)[None, :], other=0.0)
+    parts = tl.where(used[:, None], parts, 0.0)
     base = tl.max(logs)
     sink = float("-inf")
     if HAS_SINKS:

@@ -16,6 +16,7 @@ from specflow.core.attention import AttentionInputs, QueryGroup
 from specflow.core.limits import EngineLimits
 from specflow.heads.dflash import ContextProjection, DFlashHead
 from specflow.kernels.cpu_decoder import add_norm, rotate_store_attend, store_keys_values
+from specflow.kernels.draft_rows import MaskedBlock, block_rows
 from specflow.kernels.paged_attention import plan_groups
 from specflow.kernels.rotary import rotary_table
 from specflow.proposers.base import ProposeContext
@@ -24,6 +25,7 @@ from specflow.proposers.feature_rows import captured, feature_rows, features_of
 from specflow.proposers.gpu_head_layers import GpuHeadLayers
 from specflow.proposers.head_pages import HeadPages
 from specflow.proposers.joined_layers import join_weights
+from specflow.targets.gpu_layers import norm_of
 from specflow.targets.weight_layout import lay_out_weights
 
 
@@ -53,16 +55,14 @@ class BlockDrafter(ABC):
         )
         self.rotary = rotary_table(config.shape.rope, limits.table_width, limits.device, dtype)
         self.projection = ContextProjection(head)
-        mask = head.embed(torch.tensor([config.mask_token_id], device=limits.device))
-        self._masks = mask.expand(limits.max_num_seqs + 1, self.num_rows, -1).contiguous()
 
     @abstractmethod
     def follow(self, context: ProposeContext) -> None:
         """Write the context of all positions that the target has just confirmed, for all requests of the step."""
 
     @abstractmethod
-    def states(self, context: ProposeContext, embedded: Tensor) -> Tensor:
-        """One pass over the blocks of R requests, embedded [R, rows, E]; states [R * rows, E] after the final norm."""
+    def states(self, context: ProposeContext, block: MaskedBlock) -> Tensor:
+        """One pass over the blocks of R requests; states [R * rows, E] after the final norm."""
 
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
@@ -70,12 +70,13 @@ class BlockDrafter(ABC):
 
     def draft(self, context: ProposeContext) -> BlockRows:
         """The blocks of all requests of a context. No branch on values and no read by the host."""
-        anchors = context.token_table[context.slots, context.num_tokens - 1]
-        embedded = self._masks[: len(anchors)].clone()
-        embedded[:, 0] = self.head.embed(anchors)
-        states = self.states(context, embedded).unflatten(0, (-1, self.num_rows))
+        block = block_rows(
+            context.slots, context.num_tokens, context.token_table, context.block_table, self.pages.block_size,
+            self.num_rows, self.head.config.mask_token_id,
+        )  # fmt: skip
+        states = self.states(context, block).unflatten(0, (-1, self.num_rows))
         states = states[:, self.head.config.answers][:, : self.num_drafts]
-        return BlockRows(anchors, states, self.logits(states.flatten(0, 1)).unflatten(0, (-1, self.num_drafts)))
+        return BlockRows(block.anchors, states, self.logits(states.flatten(0, 1)).unflatten(0, (-1, self.num_drafts)))
 
 
 class TorchBlockDrafter(BlockDrafter):
@@ -85,34 +86,36 @@ class TorchBlockDrafter(BlockDrafter):
         """See `BlockDrafter.follow`."""
         rows = feature_rows(context, self.pages.block_size, self.num_drafts + 1, self.name)
         hidden = captured(context, rows, self.head.config.capture_layers, self.head.fc.weight.dtype)
-        self._store_context(self.head.context(hidden), rows.attention)
+        self._store_context(self._context(hidden), rows.attention)
+
+    def _context(self, hidden: Tensor) -> Tensor:
+        """See `DFlashHead.context`."""
+        return self.head.context(hidden)
 
     def _store_context(self, fused: Tensor, inputs: AttentionInputs) -> None:
         """Keys and values of all layers from the fused context [T, E] of positions."""
         self.pages.write_all(inputs.slot_mapping, self.projection(fused, self.rotary.rows(inputs.positions)))
 
-    def states(self, context: ProposeContext, embedded: Tensor) -> Tensor:
+    def states(self, context: ProposeContext, block: MaskedBlock) -> Tensor:
         """See `BlockDrafter.states`."""
-        size, rows = self.pages.block_size, self.num_rows
-        steps = torch.arange(-1, rows - 1, device=context.slots.device)
-        positions = context.num_tokens.unsqueeze(1) + steps  # [R, rows]
-        blocks = context.block_table.gather(1, positions // size)
+        rows = self.num_rows
         ends = context.host.num_tokens - 1 + rows
         if context.static:
             groups: tuple[QueryGroup, ...] = (QueryGroup(0, len(ends), 0, rows, int(ends.max()), None, is_bound=True),)
         else:
-            groups = plan_groups(np.full(len(ends), rows), ends, context.host.block_table, size)
+            groups = plan_groups(np.full(len(ends), rows), ends, context.host.block_table, self.pages.block_size)
         inputs = AttentionInputs(
-            positions=positions.flatten(),
-            slot_mapping=torch.add(positions % size, blocks, alpha=size).flatten(),
+            positions=block.positions,
+            slot_mapping=block.slots,
             block_table=context.block_table,
-            seq_len=context.num_tokens - 1 + rows,
+            seq_len=block.seq_len,
             groups=groups,
         )
-        return self._run_layers(embedded.flatten(0, 1), inputs)
+        return self._run_layers(block.token_ids, inputs)
 
-    def _run_layers(self, embedded: Tensor, inputs: AttentionInputs) -> Tensor:
-        """The rows [T, E] of all blocks through the layers and the final norm."""
+    def _run_layers(self, token_ids: Tensor, inputs: AttentionInputs) -> Tensor:
+        """The rows of all blocks, token_ids [T] int64, through the layers and the final norm; [T, E]."""
+        embedded = self.head.embed(token_ids)
         return self.head(embedded, self.rotary.rows(inputs.positions), self.pages.attend(inputs))
 
     def logits(self, states: Tensor) -> Tensor:
@@ -126,6 +129,8 @@ class GpuBlockDrafter(TorchBlockDrafter):
     def __init__(self, head: DFlashHead, limits: EngineLimits, num_drafts: int, name: str, whole: bool) -> None:
         super().__init__(head, limits, num_drafts, name, whole)
         self._layers = GpuHeadLayers(head.decoder_layers, head.norm, head.config.shape, self.pages, self.rotary)
+        self._hidden_norm = norm_of(head.hidden_norm)
+        self._embeds_plainly = head.config.embedding_scale == 1.0 and head.embedding_table.is_contiguous()
         self._layers.choose_linears(
             head.head_table, [self.num_rows * batch for batch in range(1, limits.max_num_seqs + 1)]
         )
@@ -135,14 +140,21 @@ class GpuBlockDrafter(TorchBlockDrafter):
         """Whether the head is one that the kernels are written for."""
         return GpuHeadLayers.serves(head.config.shape, limits)
 
-    def _store_context(self, fused: Tensor, inputs: AttentionInputs) -> None:
-        size = self.head.config.shape.kv_values_per_token
-        for index, part in enumerate(self.projection.raw(fused).flatten(1).split(size, 1)):
-            self._layers.store(index, part, inputs)
+    def _context(self, hidden: Tensor) -> Tensor:
+        norm = self._hidden_norm
+        return self._layers.ops.add_rms_norm(None, self.head.fc(hidden.flatten(1)), norm.weight, norm.eps)[1]
 
-    def _run_layers(self, embedded: Tensor, inputs: AttentionInputs) -> Tensor:
-        layers = self._layers
-        stream, normed = layers.ops.add_rms_norm(None, embedded, layers.first_norm.weight, layers.first_norm.eps)
+    def _store_context(self, fused: Tensor, inputs: AttentionInputs) -> None:
+        norm = self.projection.key_norm
+        norms = None if norm is None else norm.squeeze(1)
+        self._layers.store_all(self.projection.raw(fused).flatten(1), norms, inputs)
+
+    def _run_layers(self, token_ids: Tensor, inputs: AttentionInputs) -> Tensor:
+        layers, norm = self._layers, self._layers.first_norm
+        if self._embeds_plainly:
+            stream, normed = layers.ops.embed_norm(token_ids, self.head.embedding_table, norm.weight, norm.eps)
+        else:
+            stream, normed = layers.ops.add_rms_norm(None, self.head.embed(token_ids), norm.weight, norm.eps)
         return layers.run(stream, normed, inputs)[1]
 
     def logits(self, states: Tensor) -> Tensor:
@@ -181,7 +193,7 @@ class CpuBlockDrafter(TorchBlockDrafter):
         self._output = table if table.stride(1) == 1 else table.contiguous()  # [E, Vd]
         nobody = np.zeros(1, dtype=np.int64)
         self._store(torch.zeros(1, shape.hidden_size), nobody.reshape(1, 1), nobody, nobody)
-        self._run(self._masks[:1].clone(), nobody, nobody.reshape(1, 1))
+        self._run(torch.zeros(self.num_rows, dtype=torch.int64), nobody, nobody.reshape(1, 1))
 
     @staticmethod
     def serves(head: DFlashHead) -> bool:
@@ -219,14 +231,14 @@ class CpuBlockDrafter(TorchBlockDrafter):
             rotary=self._rotary,
         )
 
-    def states(self, context: ProposeContext, embedded: Tensor) -> Tensor:
+    def states(self, context: ProposeContext, block: MaskedBlock) -> Tensor:
         """See `BlockDrafter.states`."""
         if context.static:
-            return super().states(context, embedded)
-        return self._run(embedded, context.host.num_tokens - 1, context.host.block_table)
+            return super().states(context, block)
+        return self._run(block.token_ids, context.host.num_tokens - 1, context.host.block_table)
 
-    def _run(self, embedded: Tensor, first: np.ndarray, block_table: np.ndarray) -> Tensor:
-        delta = embedded.flatten(0, 1)
+    def _run(self, token_ids: Tensor, first: np.ndarray, block_table: np.ndarray) -> Tensor:
+        delta = self.head.embed(token_ids)
         hidden = torch.zeros_like(delta)
         for index, layer in enumerate(self._layers):
             input_norm, post_norm = self._norms[index]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from specflow.core.limits import EngineLimits
-from specflow.kernels.argmax import top_entries
+from specflow.kernels.argmax import leading_finite, top_entries
 from specflow.kernels.noise import gumbel_argmax, gumbel_noise
 from specflow.samplers.filters import filter_rows
 
@@ -34,7 +34,7 @@ class DraftSampler:
     def begin(self, context: "ProposeContext") -> None:
         """Start a round of the R requests of a context."""
         temperature = context.temperature
-        self._peaks: list[torch.Tensor] = []
+        self._peaks: list[torch.Tensor] = []  # [R, drafts] each
         self._sampled = self._probabilistic and not context.all_greedy
         self._keeps, self._filters = self._sampled and context.keep_law, context.filters
         self._seeds, self._num_tokens, self._domain = context.seeds, context.num_tokens, context.noise_domain
@@ -50,7 +50,7 @@ class DraftSampler:
         Rows with NaN or infinite logits get some id; `usable` excludes them.
         """
         peak, best = top_entries(logits)
-        self._peaks.append(peak)
+        self._peaks.append(peak.unsqueeze(1))
         if not self._sampled:
             return best
         scaled = logits.float() / self._divisor
@@ -68,16 +68,15 @@ class DraftSampler:
         """All drafts of each request at once, [R, K] int64, from logits [R, K, V'] that depend on no draft."""
         if not self._sampled:
             peaks, best = top_entries(logits)
-            self._peaks += peaks.unbind(1)
+            self._peaks.append(peaks)
             return best
         # One column after the other: the noise of a single one takes several times the memory of its logits.
         return torch.stack([self.choose(index, column) for index, column in enumerate(logits.unbind(1))], 1)
 
     def usable(self) -> torch.Tensor:
         """Leading drafts of each request whose logits were finite at the top, [R] int64. Once per round: it counts."""
-        usable = torch.stack(self._peaks).isfinite().to(torch.int64).cumprod(0).sum(0)
-        self._num_cut += (usable < len(self._peaks)).sum()
-        return usable
+        peaks = self._peaks[0] if len(self._peaks) == 1 else torch.cat(self._peaks, 1)
+        return leading_finite(peaks, self._num_cut)
 
     @property
     def num_cut(self) -> int:

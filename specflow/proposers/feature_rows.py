@@ -13,6 +13,7 @@ import torch
 from specflow.core.attention import AttentionInputs, QueryGroup
 from specflow.core.upload import to_device
 from specflow.errors import ProposerError
+from specflow.kernels.draft_rows import kept_rows
 from specflow.kernels.paged_attention import plan_groups
 from specflow.proposers.base import Features, ProposeContext
 
@@ -74,26 +75,18 @@ def _exact_rows(context: ProposeContext, features: Features, block_size: int) ->
 
 def _static_rows(context: ProposeContext, features: Features, block_size: int, width: int) -> FeatureRows:
     """`width` rows for each request, found on the device."""
-    requests, device = len(context.slots), context.slots.device
-    steps = torch.arange(width, device=device)
-    kept = features.num_valid.unsqueeze(1)
-    rows = features.start.unsqueeze(1) + torch.minimum(steps, kept - 1)  # [B, width]
-    positions = features.positions[rows]
-    places = positions % block_size
-    slots = torch.add(places, context.block_table.gather(1, positions // block_size), alpha=block_size)
-    numbers = torch.arange(requests, device=device)
+    found = kept_rows(features.start, features.num_valid, features.positions, context.block_table, block_size, width)
     attention = AttentionInputs(
-        positions=positions.flatten(),
-        slot_mapping=torch.where(steps < kept, slots, places).flatten(),
+        positions=found.positions,
+        slot_mapping=found.slots,
         block_table=context.block_table,
-        seq_len=positions[:, -1] + 1,
-        groups=(QueryGroup(0, requests, 0, width, _longest(context), None, is_bound=context.static),),
+        seq_len=found.seq_len,
+        groups=(QueryGroup(0, len(context.slots), 0, width, _longest(context), None, is_bound=context.static),),
     )
-    owners = numbers.unsqueeze(1).expand(-1, width).flatten()
     # In a step as wide as this, row j of a request is the features' own; what was rejected goes to block 0 like any
     # other surplus.
-    whole = context.static and all(len(part) == len(owners) for part in features.hidden.values())
-    return FeatureRows(rows.flatten(), owners, numbers * width + features.num_valid - 1, attention, whole)
+    whole = context.static and all(len(part) == len(found.rows) for part in features.hidden.values())
+    return FeatureRows(found.rows, found.owners, found.last, attention, whole)
 
 
 def _longest(context: ProposeContext) -> int:

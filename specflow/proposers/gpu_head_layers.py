@@ -1,6 +1,7 @@
 """The decoder layers of a trained head in few launches, by the Triton kernels that serve the target's layers."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from specflow.core.limits import EngineLimits
 from specflow.heads.layers import LayerShape, RMSNorm
 from specflow.kernels.rotary import RotaryTable
 from specflow.proposers.head_pages import HeadPages
-from specflow.targets.gpu_layers import LayerAttention, LayerOps, join_layer, norm_of, run_layer
+from specflow.targets.gpu_layers import LayerAttention, LayerOps, join_layer, norm_of, run_layer, trial_mixes
 from specflow.targets.linear_choice import BUCKETS, choose_shapes
 from specflow.targets.linears import Linears
 
@@ -26,6 +27,7 @@ class GpuHeadLayers:
     ) -> None:
         """last: the norm behind the last layer."""
         self.ops, joined = _ops(), [join_layer(layer) for layer in layers]
+        self._pages, self._rotary, self._head_dim = pages, rotary.values, shape.head_dim
         self.first_norm = joined[0].input_norm
         self._following = [*(layer.input_norm for layer in joined[1:]), norm_of(last)]
         self.linears, self._joined = Linears(self.ops.gated_silu), joined
@@ -53,7 +55,8 @@ class GpuHeadLayers:
         """
         buckets = {next(size for size in BUCKETS if rows <= size) for rows in row_counts if rows <= BUCKETS[-1]}
         usable = table if table.is_contiguous() and table.dtype == self._joined[0].qkv.dtype else None
-        choose_shapes(self.linears, self._joined, usable, self.ops, sorted(buckets))
+        mixes = partial(trial_mixes, self._head_dim, self.ops)
+        choose_shapes(self.linears, self._joined, usable, self.ops, mixes, sorted(buckets))
 
     def run(self, stream: Tensor, values: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         """All layers over the residual stream [T, E]; values [T, E']: what the first product reads.
@@ -68,14 +71,18 @@ class GpuHeadLayers:
         """Keys and values of the first layer alone, from what its first product reads, [T, E']."""
         mix = self._mixes[0]
         first, bias = mix.layer.output.shape[1], mix.layer.qkv_bias  # behind the queries
-        self.store(0, F.linear(values, mix.layer.qkv[first:], None if bias is None else bias[first:]), inputs)
-
-    def store(self, index: int, keys_values: Tensor, inputs: AttentionInputs) -> None:
-        """Norm and rotate the keys of keys_values [T, 2 Hkv * D] and put all into the pages of a layer."""
-        mix = self._mixes[index]
+        keys_values = F.linear(values, mix.layer.qkv[first:], None if bias is None else bias[first:])
         self.ops.norm_rotate_write(
             keys_values, *mix.pages, inputs.slot_mapping, inputs.positions, mix.rotary, mix.layer.qk_norm,
             mix.layer.qk_eps, clean=True,
+        )  # fmt: skip
+
+    def store_all(self, keys_values: Tensor, key_norms: Tensor | None, inputs: AttentionInputs) -> None:
+        """Norm and rotate the keys of all layers, keys_values [T, L * 2 Hkv * D], and put all into the pages.
+        key_norms: weights [L, D]."""
+        self.ops.norm_rotate_write_layers(
+            keys_values, *self._pages.pairs(), inputs.slot_mapping, inputs.positions, self._rotary, key_norms,
+            self._joined[0].qk_eps, clean=True,
         )  # fmt: skip
 
 

@@ -54,7 +54,11 @@ class HeadPages:
 
         return run
 
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all layers, [L, num_blocks, block_size, Hkv, D] each, views of the pages."""
+        return self.stacked[..., : self._kv_heads, :], self.stacked[..., self._kv_heads :, :]
+
     def pair(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, views of its pages."""
-        pages = self.layers[layer]
-        return pages[:, :, : self._kv_heads], pages[:, :, self._kv_heads :]
+        keys, values = self.pairs()
+        return keys[layer], values[layer]

@@ -12,9 +12,11 @@ from itertools import pairwise
 
 import torch
 
-from specflow.core.draft import VerifyInputs
+from specflow.core.draft import Verdict, VerifyInputs
 from specflow.core.limits import EngineLimits
 from specflow.errors import ConfigError
+from specflow.kernels.argmax import lowest_argmax
+from specflow.kernels.triton_choice import triton_available
 from specflow.samplers.rejection import GumbelOptions, Judgement, SequentialSampler, coins
 
 
@@ -110,6 +112,14 @@ class SyntheticSampler(SequentialSampler):
         if limits.num_speculative_tokens:
             self._rates = self.options.rates(limits.num_speculative_tokens)
             self._chances = torch.tensor(conditional_rates(self._rates), dtype=torch.float32, device=limits.device)
+
+    def verify(self, logits: torch.Tensor, inputs: VerifyInputs) -> Verdict:
+        """See `Sampler.verify`."""
+        if inputs.all_greedy and inputs.draft_ids.shape[1] and logits.is_cuda and triton_available():
+            from specflow.kernels.synthetic_triton import accept_by_chance
+
+            return accept_by_chance(lowest_argmax(logits, skip_nan=True), self._chances, inputs)
+        return super().verify(logits, inputs)
 
     def judge(self, logits: torch.Tensor, rows: torch.Tensor, inputs: VerifyInputs) -> Judgement:
         """Coins against the configured chances; the drafts only have to be there."""

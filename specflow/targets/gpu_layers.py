@@ -6,23 +6,24 @@ products one launch each, which starts while the one before still runs where the
 128 rows kernels of ours run those products for which they measured faster than torch's (`linears`), the gate included.
 
 Weights are not copied: the model's own parameters become views of the joined ones. The model's `forward` stays
-transformers' own; layers, rotary embedding, final norm and output head get another `forward` while an engine is
-attached. Nothing is used unproven: see `specflow.targets.proof`. Safe to capture in a CUDA graph: no shape and no
-branch depends on a value.
+transformers' own; embedding, layers, rotary embedding, final norm and output head get another `forward` while an
+engine is attached. Nothing is used unproven: see `specflow.targets.proof`. Safe to capture in a CUDA graph: no shape
+and no branch depends on a value.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specflow.core.attention import AttentionInputs
-from specflow.kernels.paged_kernels import PagedKernels
+from specflow.core.attention import AttentionInputs, QueryGroup
+from specflow.kernels.paged_kernels import PagedKernels, paged_kernels
 from specflow.targets import transformers_facts as facts
-from specflow.targets.linear_choice import choose_shapes
+from specflow.targets.linear_choice import Mix, choose_shapes
 from specflow.targets.linears import Linears
 from specflow.targets.probe import LayerShape
 
@@ -33,9 +34,11 @@ class LayerOps(Protocol):
     """The functions of `specflow.kernels.layer_ops`, or the same by Triton."""
 
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    embed_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     gated_silu: Callable[..., torch.Tensor]
     pair_norm: Callable[..., torch.Tensor]
     norm_rotate_write: Callable[..., torch.Tensor]
+    norm_rotate_write_layers: Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +68,16 @@ class GpuLayer:
 class GpuLayers:
     """All layers of a model, joined. One engine at a time."""
 
-    def __init__(self, model: PreTrainedModel, layers: tuple[GpuLayer, ...], ops: LayerOps) -> None:
-        self.layers, self.ops = layers, ops
+    def __init__(self, model: PreTrainedModel, layers: tuple[GpuLayer, ...], head_dim: int, ops: LayerOps) -> None:
+        self.layers, self.ops, self._head_dim = layers, ops, head_dim
         self._rotary, self._last = facts.rotary_embedding(model), facts.final_norm(model)
+        self._embedding: Any = model.get_input_embeddings()
         self._head: Any = model.get_output_embeddings()
         self._final = norm_of(self._last)
         self._replaced: list[nn.Module] = []
         self.linears = Linears(ops.gated_silu)
-        self._left: tuple[torch.Tensor, torch.Tensor] | None = None  # by the last layer: its output and the next norm
+        # By the embedding or the last layer: its output and the next norm.
+        self._left: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __len__(self) -> int:
         """Number of layers."""
@@ -81,7 +86,7 @@ class GpuLayers:
     def choose_linears(self) -> None:
         """Measure which products are faster by a kernel of ours than by torch; see `choose_shapes`."""
         head = self._head.weight.detach() if type(self._head) is nn.Linear and self._head.bias is None else None
-        choose_shapes(self.linears, self.layers, head, self.ops)
+        choose_shapes(self.linears, self.layers, head, self.ops, partial(trial_mixes, self._head_dim, self.ops))
 
     def enter(
         self,
@@ -96,6 +101,8 @@ class GpuLayers:
         nothing = (torch.empty(0), torch.empty(0))
         self._replace(self._rotary, lambda *_, **__: nothing)
         self._replace(self._last, self._norm_at_end)
+        if self._embeds_plainly():
+            self._replace(self._embedding, self._embed)
         if self.linears.choices.any("head"):
             product, weight = self.linears.product, self._head.weight
             self._replace(self._head, lambda values: product("head", values[0], weight).unsqueeze(0))
@@ -116,6 +123,16 @@ class GpuLayers:
     def _replace(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         module.forward = forward
         self._replaced.append(module)
+
+    def _embeds_plainly(self) -> bool:
+        module = self._embedding
+        return type(module) is nn.Embedding and module.max_norm is None and module.weight.is_contiguous()
+
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """A replacement for the embedding's `forward`, [1, T] int64 -> [1, T, E]."""
+        norm = self.layers[0].input_norm
+        self._left = self.ops.embed_norm(token_ids.flatten(), self._embedding.weight, norm.weight, norm.eps)
+        return self._left[0].view(*token_ids.shape, -1)
 
     def _forward(
         self, mix: "LayerAttention", current: Callable[[], AttentionInputs | None], following: Norm
@@ -172,6 +189,34 @@ class LayerAttention:
         return mixed.flatten(1)
 
 
+def trial_mixes(head_dim: int, ops: LayerOps, layers: Sequence[GpuLayer], rows: int) -> list[Mix]:
+    """Attention of each layer as a pass of `rows` tokens has it, for measurements: requests of up to 16 tokens, 256
+    keys each, in pages that all layers share."""
+    page, keys, like = 16, 256, layers[0].qkv
+    queries, device = min(rows, 16), like.device
+    requests, each = rows // queries, keys // page
+    kv_heads = (len(like) - layers[0].output.shape[1]) // (2 * head_dim)
+    pages = [like.new_zeros(1 + requests * each, page, kv_heads, head_dim) for _ in range(2)]
+    table = 1 + torch.arange(requests * each, device=device).view(requests, each)
+    positions = torch.arange(keys - queries, keys, device=device).repeat(requests)
+    owners = torch.arange(requests, device=device).repeat_interleave(queries)
+    inputs = AttentionInputs(
+        positions=positions,
+        slot_mapping=table[owners, positions // page] * page + positions % page,
+        block_table=table,
+        seq_len=torch.full((requests,), keys, device=device),
+        groups=(QueryGroup(0, requests, 0, queries, keys, None, is_bound=True),),
+    )
+    kernels, rotary = paged_kernels("triton"), like.new_ones(keys, 2, 1, head_dim)
+    return [
+        partial(
+            LayerAttention(layer, (pages[0], pages[1]), kernels, rotary, ops, scale=head_dim**-0.5, window=None),
+            inputs=inputs,
+        )
+        for layer in layers
+    ]
+
+
 def run_layer(
     mix: LayerAttention,
     linears: Linears,
@@ -209,7 +254,7 @@ def gpu_layers(model: PreTrainedModel, shapes: tuple[LayerShape, ...], ops: Laye
             return None
         ops = kernels
     joined = tuple(join_layer(layer) for layer in layers)
-    return GpuLayers(model, joined, ops)
+    return GpuLayers(model, joined, shapes[0].key_size, ops)
 
 
 def _is_plain(layer: Any, shape: LayerShape) -> bool:

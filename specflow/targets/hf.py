@@ -175,7 +175,8 @@ class HfTarget(Target):
         assert attention is not None, "attach first"
         assert taps is not None
         attention.inputs = batch.attention
-        rows = {"logits_to_keep": batch.logit_rows} if self._selects_rows else {}
+        some = len(batch.logit_rows) < len(batch.token_ids)
+        rows = {"logits_to_keep": batch.logit_rows} if some and self._selects_rows else {}
         with torch.inference_mode():
             output = self.model(
                 input_ids=batch.token_ids.unsqueeze(0),
@@ -183,7 +184,9 @@ class HfTarget(Target):
                 use_cache=False,
                 **rows,
             )
-            logits = output.logits[0] if rows else output.logits[0, batch.logit_rows]
+            logits = output.logits[0]
+            if some and not rows:
+                logits = logits[batch.logit_rows]
         return TargetOutput(logits=logits, hidden=dict(taps.hidden), last_hidden=taps.last_hidden)
 
     def describe(self) -> dict[str, str]:

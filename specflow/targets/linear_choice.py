@@ -1,8 +1,9 @@
 """Choosing, by measurement, which products of up to 128 rows our kernels run, and in which launch shape.
 
-What a product costs alone says little: the next one begins while it drains. So some layers run one after the other,
-with everything but attention, as a graph. Beginning with torch's products, or with ours where these are faster all
-together, one product after the other tries every launch shape, and torch, and keeps what made the whole chain fastest.
+What a product costs alone says little: the next launch begins while it drains. So some layers run one after the other
+as a graph, attention over a few hundred keys included. Beginning with torch's products, or with ours where these are
+faster all together, one product after the other tries every launch shape, and torch, and keeps what made the whole
+chain fastest.
 """
 
 import statistics
@@ -30,6 +31,9 @@ _MOST_ERROR = {
     torch.float16: 4e-3,
     torch.bfloat16: 3e-2,
 }  # of a product, relative to its largest number
+
+
+Mix = Callable[[torch.Tensor], torch.Tensor]  # what a layer does between its first two products
 
 
 class LinearShape(Protocol):
@@ -136,10 +140,12 @@ def choose_shapes(
     layers: Sequence["GpuLayer"],
     head: torch.Tensor | None,
     ops: "LayerOps",
+    mixes: Callable[[Sequence["GpuLayer"], int], Sequence[Mix]],
     buckets: Sequence[int] = BUCKETS,
 ) -> Choices:
     """Measure all products of a model; nothing is chosen off a GPU and in float32. head [V, E]: None if it is none of
-    ours; buckets: some of `BUCKETS`. Leaves `linears` with what it returns."""
+    ours; mixes: attention of these layers for so many rows; buckets: some of `BUCKETS`. Leaves `linears` with what it
+    returns."""
     like = layers[0].qkv
     linears.choices = Choices()
     if not can_measure(like):
@@ -147,7 +153,7 @@ def choose_shapes(
     names = PRODUCTS if head is not None else PRODUCTS[:-1]
     some = list(_some_layers(layers))
     for rows in buckets:
-        run = chain(linears, some, head, rows, ops)
+        run = chain(linears, some, head, rows, ops, mixes(some, rows))
         best = captured(run)
         right = _right_ones(names, rows, layers, head, linears)
         for changes in _changes(names, right):
@@ -184,19 +190,24 @@ def _some_layers(layers: Sequence["GpuLayer"]) -> Iterator["GpuLayer"]:
 
 
 def chain(
-    linears: "Linears", layers: Sequence["GpuLayer"], head: torch.Tensor | None, rows: int, ops: "LayerOps"
+    linears: "Linears",
+    layers: Sequence["GpuLayer"],
+    head: torch.Tensor | None,
+    rows: int,
+    ops: "LayerOps",
+    mixes: Sequence[Mix],
 ) -> Callable[[], torch.Tensor]:
-    """These layers on random values, one after the other, without attention; then the head."""
+    """These layers on random values, one after the other; then the head."""
     first = layers[0]
     values = _random(rows, first.gate_up)
 
     def run() -> torch.Tensor:
         stream, normed = ops.add_rms_norm(None, values, first.post_norm.weight, first.post_norm.eps)
-        for layer in layers:
+        for layer, mix in zip(layers, mixes, strict=True):
             # The first layer of a head reads two norms side by side.
             read = normed.repeat(1, layer.qkv.shape[1] // normed.shape[1]) if layer is first else normed
-            mixed = linears.product("qkv", read, layer.qkv, layer.qkv_bias).flatten()[: rows * layer.output.shape[1]]
-            delta = linears.product("output", mixed.view(rows, -1), layer.output)
+            mixed = mix(linears.product("qkv", read, layer.qkv, layer.qkv_bias))
+            delta = linears.product("output", mixed, layer.output)
             stream, normed = ops.add_rms_norm(delta, stream, layer.post_norm.weight, layer.post_norm.eps)
             delta = linears.product("down", linears.gated(normed, layer.gate_up), layer.down)
             stream, normed = ops.add_rms_norm(delta, stream, layer.post_norm.weight, layer.post_norm.eps)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specflow.kernels.argmax import lowest_argmax, top_entries
+from specflow.kernels.argmax import leading_finite, lowest_argmax, top_entries
 from tests.kernels.rejection_cases import DEVICE
 
 pytest.importorskip("triton")
@@ -50,3 +50,15 @@ def test_nan_can_be_passed_over(call: object) -> None:
     peaks, ids = call(logits, skip_nan=True)  # type: ignore[operator]
     assert ids.tolist() == [4500, 0]
     assert peaks.tolist() == [2.0, float("-inf")]
+
+
+@pytest.mark.parametrize("kernel", [leading_finite, argmax_triton.leading_finite])
+def test_numbers_before_the_first_that_is_none(kernel: object) -> None:
+    """A row whose first, some, or no number is not finite; those that have one are counted."""
+    bad = float("nan"), float("inf"), float("-inf")
+    rows = [[1.0, 2.0, 3.0], [bad[0], 1.0, 1.0], [0.0, bad[1], 0.0], [0.0, 0.0, bad[2]], [bad[1], bad[0], 3e38]]
+    num_cut = torch.tensor(5, device=DEVICE)
+    leading = kernel(torch.tensor(rows, device=DEVICE), num_cut)  # type: ignore[operator]
+    assert leading.tolist() == [3, 0, 1, 2, 0]
+    assert leading.dtype == torch.int64
+    assert int(num_cut) == 9

@@ -39,6 +39,17 @@ def test_add_and_norm(rows: int, columns: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [64, 1000])
+def test_embedding_and_its_norm(columns: int, dtype: torch.dtype) -> None:
+    """Rows of a table, one of them twice and out of order."""
+    table, weight = some(9, columns, dtype=dtype), some(columns, dtype=dtype, seed=1)
+    ids = torch.tensor([8, 0, 3, 8], device=DEVICE)
+    found, expected = (part.embed_norm(ids, table, weight, 1e-3) for part in (kernels, reference))
+    assert torch.equal(found[0], expected[0])
+    near(found[1], expected[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 16), (4, 1500)])
 def test_gated_silu(rows: int, columns: int, dtype: torch.dtype) -> None:
     """Also for gates at which an exponential overflows."""
@@ -96,6 +107,27 @@ def test_norm_rotate_write(heads: int, kv_heads: int, size: int, dtype: torch.dt
     untouched[slots.cpu()] = False
     before = some(6, 8, kv_heads, size, dtype=dtype, seed=5)
     assert torch.equal(keys.flatten(0, 1)[untouched], before.flatten(0, 1)[untouched])
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("tokens", [3, 70])
+def test_keys_and_values_of_all_layers(tokens: int, normed: bool) -> None:
+    """Three layers in one launch, of few and of many tokens; pages that share their memory, as a head keeps them."""
+    layers, kv_heads, size = 3, 2, 16
+    keys_values = some(tokens, layers * 2 * kv_heads * size, dtype=torch.float32)
+    keys_values[1, 5] = float("inf")
+    norms = some(layers, size, dtype=torch.float32, seed=3) if normed else None
+    rotary = rotary_table(RopeConfig(head_dim=size, theta=100.0), 80, DEVICE, torch.float32).values
+    slots = torch.randperm(20 * 8, generator=torch.Generator().manual_seed(1))[:tokens].to(DEVICE)
+    outcomes = []
+    for module in (kernels, reference):
+        pages = some(layers, 20, 8, 2 * kv_heads, size, dtype=torch.float32, seed=5)
+        both = pages[..., :kv_heads, :], pages[..., kv_heads:, :]
+        positions = torch.arange(tokens, device=DEVICE)
+        module.norm_rotate_write_layers(keys_values, *both, slots, positions, rotary, norms, 1e-6, clean=True)
+        outcomes.append(pages)
+    near(*outcomes)
+    assert torch.isfinite(outcomes[0]).all()
 
 
 def test_overflow_never_reaches_the_pages() -> None:

@@ -15,7 +15,7 @@ from specflow.targets import transformers_facts as facts
 from specflow.targets.base import Taps
 from specflow.targets.gpu_layers import GpuLayers, gpu_layers
 from specflow.targets.hf import HfOptions, HfTarget
-from specflow.targets.linear_choice import BUCKETS, FEW, PRODUCTS, Choices, candidates, choose_shapes
+from specflow.targets.linear_choice import BUCKETS, FEW, PRODUCTS, Choices, candidates
 from specflow.targets.probe import probe_layers
 from tests import models
 from tests.targets.packing import Runner, alone, eager_model, limits_for, load, random_prompts
@@ -211,7 +211,8 @@ def test_nothing_is_measured_off_a_gpu(small_llama: Path) -> None:
     model = eager_model(small_llama)
     joined = gpu_layers(model, probe_layers(model))
     assert joined is not None
-    assert choose_shapes(joined.linears, joined.layers, None, joined.ops).shapes == {}
+    joined.choose_linears()
+    assert joined.linears.choices.shapes == {}
 
 
 @pytest.mark.slow
@@ -234,10 +235,9 @@ def test_what_makes_the_chain_faster_is_chosen(right: bool, small_llama: Path, m
     monkeypatch.setattr(linear_choice, "can_measure", lambda _like: True)
     monkeypatch.setattr(linear_choice, "captured", captured)
     monkeypatch.setattr(linear_choice, "times_of", list)
-    head = model.lm_head.weight.detach()
-    found = choose_shapes(joined.linears, joined.layers, head, joined.ops)
-    assert {name: set(rows) for name, rows in found.shapes.items()} == ({"down": set(FEW)} if right else {})
-    assert joined.linears.choices == found
+    joined.choose_linears()
+    found = joined.linears.choices.shapes
+    assert {name: set(rows) for name, rows in found.items()} == ({"down": set(FEW)} if right else {})
 
 
 GPU: Any = SimpleNamespace(device=torch.device("cuda"), name="cuda")
