@@ -21,7 +21,7 @@ _TENSORS = ["start", "num_kept", "feature_positions", "slots", "num_tokens", "bl
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=_TENSORS[:3])
 def kept_kernel(
     start, num_kept, feature_positions, block_table, table_stride, page_size,
-    rows, owners, positions, slot_mapping, last, seq_len,
+    numbers, owners, positions, slot_mapping, last, seq_len,
     WIDTH: tl.constexpr, PLACES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid (B,)."""
@@ -34,7 +34,7 @@ def kept_kernel(
     place = position % page_size
     block = tl.load(block_table + request * table_stride + position // page_size, mask=inside & (step < kept), other=0)
     out = request * WIDTH + step
-    tl.store(rows + out, row, mask=inside)
+    tl.store(numbers + out, row, mask=inside)
     tl.store(owners + out, request, mask=inside)
     tl.store(positions + out, position, mask=inside)
     tl.store(slot_mapping + out, place + block * page_size, mask=inside)

@@ -18,7 +18,7 @@ from specflow.kernels.triton_choice import device_of
 
 MOST_COLUMNS = 16384  # of a row that one program norms
 _HEADS_TILES = 512, 2048  # elements that one program rotates: of few tokens, and of many
-_MANY_TOKENS = 64
+_MANY_TOKENS = 128
 _GATED_TILE = 1024
 
 

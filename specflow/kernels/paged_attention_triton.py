@@ -210,33 +210,34 @@ def attend_kernel(
 @triton.jit(do_not_specialize=["first_token", "splits"], do_not_specialize_on_alignment=["log_sums", "sinks"])
 def join_kernel(
     partial, log_sums, sinks, output, first_token, splits,
-    HEADS: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, SPLITS: tl.constexpr, HAS_SINKS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK_H: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, SPLITS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (HEADS, tokens): splits of one row, each weighted by what its keys add to the softmax's denominator."""
+    """Grid (blocks of HEADS, tokens): splits of some rows, each weighted by what its keys add to the softmax's
+    denominator."""
     let_next_start(OVERLAP)
     wait_for_previous(OVERLAP)
-    head = tl.program_id(0)
+    head = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     row = (first_token + tl.program_id(1)).to(tl.int64) * HEADS + head
     split, column = tl.arange(0, SPLITS), tl.arange(0, DVP)
-    logs = tl.load(log_sums + row * splits + split, mask=split < splits, other=float("-inf"))
+    place = row[:, None] * splits + split[None, :]
+    logs = tl.load(log_sums + place, mask=(split < splits)[None, :], other=float("-inf"))
     used = logs > float("-inf")
-    places = partial + (row * splits + split)[:, None] * DV + column[None, :]
-    # Asked for before it is known which of them were written: one wait for memory less.
-    parts = tl.load(places, mask=(split < splits)[:, None] & (column < DV)[None, :], other=0.0)
-    parts = tl.where(used[:, None], parts, 0.0)
-    base = tl.max(logs)
-    sink = float("-inf")
+    mask = used[:, :, None] & (column < DV)[None, None, :]
+    parts = tl.load(partial + place[:, :, None] * DV + column[None, None, :], mask=mask, other=0.0)
+    base = tl.max(logs, 1)
+    sink = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     if HAS_SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
         base = tl.maximum(base, sink)
     base = tl.where(base == float("-inf"), 0.0, base)
-    weights = tl.exp2(logs - base)
-    total = tl.sum(weights)
+    weights = tl.exp2(logs - base[:, None])
+    total = tl.sum(weights, 1)
     if HAS_SINKS:
         total += tl.exp2(sink - base)
-    mixed = tl.sum(parts * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(output + row * DV + column, mixed.to(output.dtype.element_ty), mask=column < DV)
+    mixed = tl.sum(parts * weights[:, :, None], 1) / tl.where(total > 0, total, 1.0)[:, None]
+    out = output + row[:, None] * DV + column[None, :]
+    tl.store(out, mixed.to(output.dtype.element_ty), mask=(column < DV)[None, :])
 
 
 @dataclass(frozen=True)
@@ -358,11 +359,12 @@ def _launch(query, key_pages, value_pages, output, inputs, run: Run, rules, shap
             **more, **early,
         )  # fmt: skip
         if splits > 1:
-            few = splits <= 8
-            join_kernel[(heads, run.tokens.stop - run.tokens.start)](
+            most = max(8, triton.next_power_of_2(splits))
+            together = 4 if most <= 16 and heads % 4 == 0 else 1
+            join_kernel[(heads // together, run.tokens.stop - run.tokens.start)](
                 partial, log_sums, query if sinks is None else sinks, output, run.tokens.start, splits,
-                HEADS=heads, DV=value_size, DVP=padded(value_size), SPLITS=8 if few else MOST_SPLITS,
-                HAS_SINKS=sinks is not None, num_warps=1 if few else 4, OVERLAP=bool(early), **early,
+                HEADS=heads, BLOCK_H=together, DV=value_size, DVP=padded(value_size),
+                SPLITS=most, HAS_SINKS=sinks is not None, num_warps=4, OVERLAP=bool(early), **early,
             )  # fmt: skip
 
 

@@ -234,8 +234,10 @@ def _right_ones(
         shapes = [shape for shape in tried if all(shape.fits(weight, gated) for weight in weights)]
         trials += [trial_of(name, rows, weights[0], linears.gated_silu, shape) for shape in shapes]
     with ThreadPoolExecutor(8 if on_gpu else 1) as pool:  # Triton's interpreter knows one thread only
-        right = list(pool.map(lambda trial: trial.agrees(), trials))
-    return [(trial.name, trial.shape) for trial, good in zip(trials, right, strict=True) if good]
+        list(pool.map(lambda trial: trial.error(), trials))
+    # Once more, one after the other, as launches follow each other in use: where all was compiled before, right ones
+    # have been refused side by side.
+    return [(trial.name, trial.shape) for trial in trials if trial.agrees()]
 
 
 @dataclass(frozen=True)

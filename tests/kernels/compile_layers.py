@@ -9,9 +9,11 @@ from typing import Any
 
 from specflow.kernels import argmax_triton as argmax
 from specflow.kernels import decode_books_triton as books
+from specflow.kernels import draft_rows_triton as draft_rows
 from specflow.kernels import few_rows_triton as few_rows
 from specflow.kernels import layer_ops_triton as layer_ops
 from specflow.kernels import noise_triton as noise
+from specflow.kernels import synthetic_triton as synthetic
 from tests.kernels.compile_paged import compile_variants
 
 HEADS = {"HEADS": 32, "KV_HEADS": 8, "D": 128, "DP": 128, "BLOCK_H": 4}
@@ -26,6 +28,7 @@ def variants(overlap: bool) -> list[tuple[Any, str, dict[str, Any]]]:
     """Kernel, dtype and constants; overlap: NVIDIA's early start."""
     found: list[tuple[Any, str, dict[str, Any]]] = [
         (layer_ops.add_norm_kernel, "bf16", {"BLOCK": 4096, "ADD": True}),
+        (layer_ops.embed_norm_kernel, "bf16", {"BLOCK": 4096}),
         (layer_ops.gated_silu_kernel, "bf16", {"BLOCK": 1024}),
         (layer_ops.pair_norm_kernel, "bf16", {"BLOCK": 4096}),
         (layer_ops.norm_rotate_kernel, "bf16", HEADS | {"NORM": True, "CLEAN": False, "LARGEST": 3e38}),
@@ -40,6 +43,10 @@ def variants(overlap: bool) -> list[tuple[Any, str, dict[str, Any]]]:
         (books.close_kernel, "bf16", {"WIDTH": 0, "PLACES": 1, "K": 0, "HAS_DRAFTS": False}),
         (argmax.part_kernel, "bf16", {"PART": 4096, "NOWHERE": 2**31 - 1, "SKIP_NAN": True}),
         (argmax.row_kernel, "bf16", {"PARTS": 64, "NOWHERE": 2**31 - 1}),
+        (argmax.leading_kernel, "bf16", {"K": 15, "PLACES": 16}),
+        (draft_rows.kept_kernel, "bf16", {"WIDTH": 16, "PLACES": 16}),
+        (draft_rows.block_kernel, "bf16", {"ROWS": 16, "PLACES": 16}),
+        (synthetic.accept_kernel, "bf16", {"K": 15, "KP": 16}),
         (noise.uniform_kernel, "bf16", {"DOMAIN": 1, "BLOCK": 1024}),
         (noise.gumbel_kernel, "bf16", {"DOMAIN": 1, "BLOCK": 1024, "FP64": False, "FAST": overlap}),
         (few_rows.few_rows_kernel, "bf16", PRODUCT | {"EVEN": False, "HAS_BIAS": True}),

@@ -26,20 +26,22 @@ VARIANTS: list[tuple[Any, str, dict[str, Any]]] = [
     (attention.attend_kernel, "bf16", PLAIN),
     (attention.attend_kernel, "fp16", PLAIN | RULES | {"JOINED": False, "BLOCK_M": 64, "DK": 96, "DV": 80}),
     (attention.attend_kernel, "fp32", PLAIN | RULES | {"BLOCK_N": 32}),
-    (attention.join_kernel, "bf16", SIZES | {"SPLITS": 64, "HAS_SINKS": True, "OVERLAP": False}),
+    (attention.join_kernel, "bf16", SIZES | {"BLOCK_H": 4, "SPLITS": 8, "HAS_SINKS": False, "OVERLAP": False}),
+    (attention.join_kernel, "bf16", SIZES | {"BLOCK_H": 1, "SPLITS": 64, "HAS_SINKS": True, "OVERLAP": False}),
     (write.write_kernel, "fp16", SIZES | {"BLOCK_H": 2, "CLEAN": True, "LARGEST": 65504.0}),
     (write.rotate_kernel, "bf16", SIZES | {"D": 128, "DP": 128, "BLOCK_H": 8, "CLEAN": True, "LARGEST": 3e38}),
 ]
 INTEGERS = {
     "positions", "block_table", "seq_len", "query_start", "slots", "ids", "ints", "tokens", "blocks", "turn",
     "turn_now", "row_ints", "slot_mapping", "token_ids", "draft_ids", "emitted_ids", "num_emitted", "num_accepted",
-    "committed", "num_drafts", "results", "seeds",
+    "committed", "num_drafts", "results", "seeds", "start", "num_kept", "feature_positions", "numbers", "owners",
+    "last", "num_tokens", "anchors", "best", "cu_rows", "num_cut", "leading",
 }  # fmt: skip
-FLOATS = {"partial", "log_sums", "sinks", "highest", "peaks", "floats", "row_floats"}
+FLOATS = {"chances", "partial", "log_sums", "sinks", "highest", "peaks", "floats", "row_floats"}
 MODEL = {
     "query", "key_pages", "value_pages", "output", "keys", "values", "heads", "rotary", "rotated", "delta", "residual",
     "weight", "total", "normed", "gate_up", "qkv", "query_norm", "key_norm", "bias", "norm_weight",
-    "first", "second", "first_weight", "second_weight", "logits",
+    "first", "second", "first_weight", "second_weight", "logits", "table", "stream",
 }  # fmt: skip
 
 
