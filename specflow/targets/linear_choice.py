@@ -235,8 +235,8 @@ def _right_ones(
         trials += [trial_of(name, rows, weights[0], linears.gated_silu, shape) for shape in shapes]
     with ThreadPoolExecutor(8 if on_gpu else 1) as pool:  # Triton's interpreter knows one thread only
         list(pool.map(lambda trial: trial.error(), trials))
-    # Once more, one after the other, as launches follow each other in use: where all was compiled before, right ones
-    # have been refused side by side.
+    # What counts is said by this thread: in another one, a launch of what was compiled before can lack the device's
+    # context, which tiles of the copy engine need, and would be refused.
     return [(trial.name, trial.shape) for trial in trials if trial.agrees()]
 
 

@@ -1,6 +1,7 @@
 """Layers of few launches, by Triton: interpreted on a CPU, compiled on a GPU; used where they are proven."""
 
 import itertools
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -238,6 +239,33 @@ def test_what_makes_the_chain_faster_is_chosen(right: bool, small_llama: Path, m
     joined.choose_linears()
     found = joined.linears.choices.shapes
     assert {name: set(rows) for name, rows in found.items()} == ({"down": set(FEW)} if right else {})
+
+
+class AtHome:
+    """A launch shape that only the thread it was made in can launch."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+    def fits(self, weight: torch.Tensor, gated: bool) -> bool:
+        return True
+
+    def product(
+        self, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False
+    ) -> torch.Tensor:
+        if threading.get_ident() != self.thread:
+            raise RuntimeError("invalid device context")
+        return values @ weight.t()
+
+
+def test_a_candidate_is_judged_where_it_will_be_launched(small_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that compile may lack the device's context when nothing is left to compile: heads got torch's products
+    where the target before them, of the same sizes, got ours."""
+    joined = gpu_layers(eager_model(small_llama), probe_layers(eager_model(small_llama)))
+    assert joined is not None
+    monkeypatch.setattr(linear_choice, "candidates", lambda *_: (AtHome(),))
+    found = linear_choice._right_ones(("qkv", "down"), 128, joined.layers, None, joined.linears)
+    assert [name for name, _ in found] == ["qkv", "down"]
 
 
 GPU: Any = SimpleNamespace(device=torch.device("cuda"), name="cuda")
