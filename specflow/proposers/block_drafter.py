@@ -16,7 +16,7 @@ from specflow.core.attention import AttentionInputs, QueryGroup
 from specflow.core.limits import EngineLimits
 from specflow.heads.dflash import ContextProjection, DFlashHead
 from specflow.kernels.cpu_decoder import add_norm, rotate_store_attend, store_keys_values
-from specflow.kernels.draft_rows import MaskedBlock, block_rows
+from specflow.kernels.draft_rows import block_rows
 from specflow.kernels.paged_attention import plan_groups
 from specflow.kernels.rotary import rotary_table
 from specflow.proposers.base import ProposeContext
@@ -61,8 +61,8 @@ class BlockDrafter(ABC):
         """Write the context of all positions that the target has just confirmed, for all requests of the step."""
 
     @abstractmethod
-    def states(self, context: ProposeContext, block: MaskedBlock) -> Tensor:
-        """One pass over the blocks of R requests; states [R * rows, E] after the final norm."""
+    def states(self, context: ProposeContext) -> tuple[Tensor, Tensor]:
+        """One pass over the blocks of R requests: anchors [R], and states [R * rows, E] after the final norm."""
 
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
@@ -70,13 +70,10 @@ class BlockDrafter(ABC):
 
     def draft(self, context: ProposeContext) -> BlockRows:
         """The blocks of all requests of a context. No branch on values and no read by the host."""
-        block = block_rows(
-            context.slots, context.num_tokens, context.token_table, context.block_table, self.pages.block_size,
-            self.num_rows, self.head.config.mask_token_id,
-        )  # fmt: skip
-        states = self.states(context, block).unflatten(0, (-1, self.num_rows))
+        anchors, states = self.states(context)
+        states = states.unflatten(0, (-1, self.num_rows))
         states = states[:, self.head.config.answers][:, : self.num_drafts]
-        return BlockRows(block.anchors, states, self.logits(states.flatten(0, 1)).unflatten(0, (-1, self.num_drafts)))
+        return BlockRows(anchors, states, self.logits(states.flatten(0, 1)).unflatten(0, (-1, self.num_drafts)))
 
 
 class TorchBlockDrafter(BlockDrafter):
@@ -96,9 +93,13 @@ class TorchBlockDrafter(BlockDrafter):
         """Keys and values of all layers from the fused context [T, E] of positions."""
         self.pages.write_all(inputs.slot_mapping, self.projection(fused, self.rotary.rows(inputs.positions)))
 
-    def states(self, context: ProposeContext, block: MaskedBlock) -> Tensor:
+    def states(self, context: ProposeContext) -> tuple[Tensor, Tensor]:
         """See `BlockDrafter.states`."""
         rows = self.num_rows
+        block = block_rows(
+            context.slots, context.num_tokens, context.token_table, context.block_table, self.pages.block_size, rows,
+            self.head.config.mask_token_id,
+        )  # fmt: skip
         ends = context.host.num_tokens - 1 + rows
         if context.static:
             groups: tuple[QueryGroup, ...] = (QueryGroup(0, len(ends), 0, rows, int(ends.max()), None, is_bound=True),)
@@ -111,7 +112,7 @@ class TorchBlockDrafter(BlockDrafter):
             seq_len=block.seq_len,
             groups=groups,
         )
-        return self._run_layers(block.token_ids, inputs)
+        return block.anchors, self._run_layers(block.token_ids, inputs)
 
     def _run_layers(self, token_ids: Tensor, inputs: AttentionInputs) -> Tensor:
         """The rows of all blocks, token_ids [T] int64, through the layers and the final norm; [T, E]."""
@@ -231,11 +232,14 @@ class CpuBlockDrafter(TorchBlockDrafter):
             rotary=self._rotary,
         )
 
-    def states(self, context: ProposeContext, block: MaskedBlock) -> Tensor:
+    def states(self, context: ProposeContext) -> tuple[Tensor, Tensor]:
         """See `BlockDrafter.states`."""
         if context.static:
-            return super().states(context, block)
-        return self._run(block.token_ids, context.host.num_tokens - 1, context.host.block_table)
+            return super().states(context)
+        anchors = context.token_table[context.slots, context.num_tokens - 1]
+        token_ids = anchors.new_full((len(anchors), self.num_rows), self.head.config.mask_token_id)
+        token_ids[:, 0] = anchors
+        return anchors, self._run(token_ids.flatten(), context.host.num_tokens - 1, context.host.block_table)
 
     def _run(self, token_ids: Tensor, first: np.ndarray, block_table: np.ndarray) -> Tensor:
         delta = self.head.embed(token_ids)

@@ -110,15 +110,16 @@ def test_norm_rotate_write(heads: int, kv_heads: int, size: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize("tokens", [3, 130])
-def test_keys_and_values_of_all_layers(tokens: int, normed: bool) -> None:
+@pytest.mark.parametrize("many", [False, True])
+def test_keys_and_values_of_all_layers(many: bool, normed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three layers in one launch, of few and of many tokens; pages that share their memory, as a head keeps them."""
-    layers, kv_heads, size = 3, 2, 16
+    layers, kv_heads, size, tokens = 3, 20, 16, 5
+    monkeypatch.setattr(kernels, "_MANY_TOKENS", 4 if many else 5)
     keys_values = some(tokens, layers * 2 * kv_heads * size, dtype=torch.float32)
     keys_values[1, 5] = float("inf")
     norms = some(layers, size, dtype=torch.float32, seed=3) if normed else None
-    rotary = rotary_table(RopeConfig(head_dim=size, theta=100.0), 150, DEVICE, torch.float32).values
-    slots = torch.randperm(20 * 8, generator=torch.Generator().manual_seed(1))[:tokens].to(DEVICE)
+    rotary = rotary_table(RopeConfig(head_dim=size, theta=100.0), 9, DEVICE, torch.float32).values
+    slots = torch.tensor([159, 3, 8, 30, 15], device=DEVICE)
     outcomes = []
     for module in (kernels, reference):
         pages = some(layers, 20, 8, 2 * kv_heads, size, dtype=torch.float32, seed=5)
