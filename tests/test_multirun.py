@@ -241,6 +241,7 @@ def wait_for(process: "subprocess.Popen[str]", pattern: str, folder: Path, secon
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_in_the_middle_of_a_sweep(llama_folder: Path, launch: Path, registry: Registry) -> None:
     """Nothing is lost, nothing is done twice."""
     line = words(llama_folder, "+proposer=ngram,suffix", "proposer.num_speculative_tokens=2,3")

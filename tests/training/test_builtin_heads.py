@@ -44,6 +44,7 @@ def test_every_registered_head_is_tested() -> None:
     assert set(HEADS) <= set(registry.components(Kind.PROPOSER)), "a head without the proposer that runs it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_the_engine_accepts_what_was_learnt_by_heart(name: str, llama_folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
