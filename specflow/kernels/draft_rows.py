@@ -63,6 +63,16 @@ def kept_rows(
     )
 
 
+def masked_tokens(
+    slots: torch.Tensor, num_tokens: torch.Tensor, token_table: torch.Tensor, num_rows: int, mask_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Anchors [R] and token ids [R * rows] of blocks, see `block_rows`, where nobody asks for their places."""
+    anchors = token_table[slots, num_tokens - 1]
+    token_ids = anchors.new_full((len(anchors), num_rows), mask_id)
+    token_ids[:, 0] = anchors
+    return anchors, token_ids.flatten()
+
+
 def block_rows(
     slots: torch.Tensor,
     num_tokens: torch.Tensor,
@@ -78,15 +88,13 @@ def block_rows(
         from specflow.kernels import draft_rows_triton
 
         return draft_rows_triton.block_rows(slots, num_tokens, token_table, block_table, block_size, num_rows, mask_id)
-    anchors = token_table[slots, num_tokens - 1]
+    anchors, token_ids = masked_tokens(slots, num_tokens, token_table, num_rows, mask_id)
     steps = torch.arange(-1, num_rows - 1, device=slots.device)
     positions = num_tokens.unsqueeze(1) + steps  # [R, rows]
     blocks = block_table.gather(1, positions // block_size)
-    token_ids = torch.full_like(positions, mask_id)
-    token_ids[:, 0] = anchors
     return MaskedBlock(
         anchors=anchors,
-        token_ids=token_ids.flatten(),
+        token_ids=token_ids,
         positions=positions.flatten(),
         slots=torch.add(positions % block_size, blocks, alpha=block_size).flatten(),
         seq_len=num_tokens - 1 + num_rows,

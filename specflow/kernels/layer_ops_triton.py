@@ -23,6 +23,14 @@ _GATED_TILE = 1024
 
 
 @triton.jit
+def normed_row(values, scale, E, eps, kind: tl.constexpr):
+    """A float32 row, zeros behind its E numbers, over its root mean square and times the weight, rounded as the
+    reference rounds."""
+    scaled = values * tl.rsqrt(tl.sum(values * values) / E + eps)
+    return (scaled.to(kind).to(tl.float32) * scale).to(kind)
+
+
+@triton.jit
 def add_norm_kernel(
     delta, residual, weight, total, normed, E, eps,
     BLOCK: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
@@ -41,8 +49,7 @@ def add_norm_kernel(
         values = values.to(kind)
         tl.store(total + row, values, mask=inside)
         values = values.to(tl.float32)
-    scaled = values * tl.rsqrt(tl.sum(values * values) / E + eps)
-    tl.store(normed + row, (scaled.to(kind).to(tl.float32) * scale).to(kind), mask=inside)
+    tl.store(normed + row, normed_row(values, scale, E, eps, kind), mask=inside)
 
 
 @triton.jit
@@ -56,10 +63,7 @@ def embed_norm_kernel(ids, table, weight, stream, normed, E, eps, BLOCK: tl.cons
     values = tl.load(table + tl.load(ids + tl.program_id(0)) * E + column, mask=inside, other=0.0)
     row = tl.program_id(0).to(tl.int64) * E + column
     tl.store(stream + row, values, mask=inside)
-    kind = normed.dtype.element_ty
-    values = values.to(tl.float32)
-    scaled = values * tl.rsqrt(tl.sum(values * values) / E + eps)
-    tl.store(normed + row, (scaled.to(kind).to(tl.float32) * scale).to(kind), mask=inside)
+    tl.store(normed + row, normed_row(values.to(tl.float32), scale, E, eps, normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -77,10 +81,8 @@ def pair_norm_kernel(
     scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     wait_for_previous(OVERLAP)
     row = tl.load(values + token * E + column, mask=inside, other=0.0).to(tl.float32)
-    kind = output.dtype.element_ty
-    scaled = row * tl.rsqrt(tl.sum(row * row) / E + eps)
     place = output + (token * 2 + which) * E + column
-    tl.store(place, (scaled.to(kind).to(tl.float32) * scale).to(kind), mask=inside)
+    tl.store(place, normed_row(row, scale, E, eps, output.dtype.element_ty), mask=inside)
 
 
 @triton.jit

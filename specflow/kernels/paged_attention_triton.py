@@ -179,6 +179,7 @@ def attend_kernel(
     stop = tl.minimum(begin + share, blocks)
     busy = real & (begin < stop)
     column = tl.arange(0, DKP)
+    # All that is read above was there before the kernel that writes pages let this one start.
     wait_for_previous(OVERLAP)
     rows = query + token.to(tl.int64)[:, None] * query_stride_t + head[:, None] * query_stride_h + column[None, :]
     queries = tl.load(rows, mask=busy[:, None] & (column < DK)[None, :], other=0.0)

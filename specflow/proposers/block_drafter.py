@@ -16,7 +16,7 @@ from specflow.core.attention import AttentionInputs, QueryGroup
 from specflow.core.limits import EngineLimits
 from specflow.heads.dflash import ContextProjection, DFlashHead
 from specflow.kernels.cpu_decoder import add_norm, rotate_store_attend, store_keys_values
-from specflow.kernels.draft_rows import block_rows
+from specflow.kernels.draft_rows import block_rows, masked_tokens
 from specflow.kernels.paged_attention import plan_groups
 from specflow.kernels.rotary import rotary_table
 from specflow.proposers.base import ProposeContext
@@ -236,10 +236,10 @@ class CpuBlockDrafter(TorchBlockDrafter):
         """See `BlockDrafter.states`."""
         if context.static:
             return super().states(context)
-        anchors = context.token_table[context.slots, context.num_tokens - 1]
-        token_ids = anchors.new_full((len(anchors), self.num_rows), self.head.config.mask_token_id)
-        token_ids[:, 0] = anchors
-        return anchors, self._run(token_ids.flatten(), context.host.num_tokens - 1, context.host.block_table)
+        anchors, token_ids = masked_tokens(
+            context.slots, context.num_tokens, context.token_table, self.num_rows, self.head.config.mask_token_id
+        )
+        return anchors, self._run(token_ids, context.host.num_tokens - 1, context.host.block_table)
 
     def _run(self, token_ids: Tensor, first: np.ndarray, block_table: np.ndarray) -> Tensor:
         delta = self.head.embed(token_ids)

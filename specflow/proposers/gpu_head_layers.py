@@ -27,7 +27,7 @@ class GpuHeadLayers:
     ) -> None:
         """last: the norm behind the last layer."""
         self.ops, joined = _ops(), [join_layer(layer) for layer in layers]
-        self._pages, self._rotary, self._head_dim = pages, rotary.values, shape.head_dim
+        self._pages = pages
         self.first_norm = joined[0].input_norm
         self._following = [*(layer.input_norm for layer in joined[1:]), norm_of(last)]
         self.linears, self._joined = Linears(self.ops.gated_silu), joined
@@ -55,7 +55,7 @@ class GpuHeadLayers:
         """
         buckets = {next(size for size in BUCKETS if rows <= size) for rows in row_counts if rows <= BUCKETS[-1]}
         usable = table if table.is_contiguous() and table.dtype == self._joined[0].qkv.dtype else None
-        mixes = partial(trial_mixes, self._head_dim, self.ops)
+        mixes = partial(trial_mixes, self._pages.stacked.shape[-1], self.ops)
         choose_shapes(self.linears, self._joined, usable, self.ops, mixes, sorted(buckets))
 
     def run(self, stream: Tensor, values: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
@@ -80,9 +80,10 @@ class GpuHeadLayers:
     def store_all(self, keys_values: Tensor, key_norms: Tensor | None, inputs: AttentionInputs) -> None:
         """Norm and rotate the keys of all layers, keys_values [T, L * 2 Hkv * D], and put all into the pages.
         key_norms: weights [L, D]."""
+        mix = self._mixes[0]
         self.ops.norm_rotate_write_layers(
-            keys_values, *self._pages.pairs(), inputs.slot_mapping, inputs.positions, self._rotary, key_norms,
-            self._joined[0].qk_eps, clean=True,
+            keys_values, *self._pages.pairs(), inputs.slot_mapping, inputs.positions, mix.rotary, key_norms,
+            mix.layer.qk_eps, clean=True,
         )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def compile_product(target: GPUTarget, dtype: str, shape: ManyRowsShape, gated: 
 
 
 def compile_attention(target: GPUTarget, joined: bool, causal: bool) -> None:
-    """Prints the kernel's name, the size of its code, how often a thread asks for 16 bytes."""
+    """Prints the kernel's name, the size of its code, and how often a thread asks for 16 bytes."""
     sizes = {"BLOCK_M": 64, "BLOCK_N": 64, "page_size": 16, "LEAST_KEYS": 128, "OVERLAP": True}
     constants = PLAIN | sizes | {"JOINED": joined, "CAUSAL": causal}
     names = attend_tiles_kernel.arg_names

@@ -261,7 +261,8 @@ class AtHome:
 def test_a_candidate_is_judged_where_it_will_be_launched(small_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that compile may lack the device's context when nothing is left to compile: heads got torch's products
     where the target before them, of the same sizes, got ours."""
-    joined = gpu_layers(eager_model(small_llama), probe_layers(eager_model(small_llama)))
+    model = eager_model(small_llama)
+    joined = gpu_layers(model, probe_layers(model))
     assert joined is not None
     monkeypatch.setattr(linear_choice, "candidates", lambda *_: (AtHome(),))
     found = linear_choice._right_ones(("qkv", "down"), 128, joined.layers, None, joined.linears)
